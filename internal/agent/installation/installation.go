@@ -104,6 +104,7 @@ type Report struct {
 type Installation struct {
 	log    *slog.Logger
 	disk   hostfs.Disk
+	copies hostfs.Comparisons
 	now    func() time.Time
 	report Report
 	wake   chan struct{}
@@ -139,9 +140,6 @@ type Installation struct {
 func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now func() time.Time) *Installation {
 	if now == nil {
 		now = clock.RealClock{}.Now
-	}
-	if disk.Compared == nil {
-		disk.Compared = &hostfs.Comparisons{}
 	}
 	if report.Health == nil {
 		report.Health = health.NewState(health.Options{})
@@ -359,7 +357,7 @@ func (i *Installation) programFile(name, file string) (changed bool, err error) 
 	same := target == cniconf.PluginType
 	if main {
 		write = func() error { return i.disk.Copy(i.config.Source, file, programMode) }
-		same, err = i.disk.Identical(i.config.Source, file, programMode)
+		same, err = i.copies.Identical(i.config.Source, file, programMode)
 	}
 	if err != nil || same {
 		return false, err

@@ -1,7 +1,6 @@
 package hostfs
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"io"
@@ -27,25 +26,6 @@ func (d Disk) Copy(from, to string, mode fs.FileMode) error {
 		return fmt.Errorf("copying %q to %q: %w", from, to, err)
 	}
 	return nil
-}
-
-// Identical reports whether to is as Copy makes it. An unreadable from is an error. An unreadable to is a different file.
-func (d Disk) Identical(from, to string, mode fs.FileMode) (bool, error) {
-	source, info, err := openRegular(from)
-	if err != nil {
-		return false, fmt.Errorf("comparing %q with %q: %w", to, from, wrapPath("opening", from, err))
-	}
-	defer func() { _ = source.Close() }() // only read
-	if old, statErr := os.Lstat(to); statErr != nil || old.Size() != info.Size() || old.Mode() != mode {
-		return false, nil
-	}
-	target, _, err := openRegular(to)
-	if err != nil {
-		return false, nil
-	}
-	defer func() { _ = target.Close() }() // only read
-	same, err := cmp.Or(d.Compared, &Comparisons{}).equal(source, target)
-	return same, wrapPath("comparing", from, err)
 }
 
 func (d Disk) copy(from, to string, mode fs.FileMode) error {
@@ -102,6 +82,25 @@ type statuses [2]syscall.Stat_t
 
 // clockStep is the longest interval in which two changes can get the same time: file systems have steps of up to 2 s.
 const clockStep = 2 * time.Second
+
+// Identical reports whether to is as Disk.Copy makes it. An unreadable from is an error. An unreadable to is a different file.
+func (c *Comparisons) Identical(from, to string, mode fs.FileMode) (bool, error) {
+	source, info, err := openRegular(from)
+	if err != nil {
+		return false, fmt.Errorf("comparing %q with %q: %w", to, from, wrapPath("opening", from, err))
+	}
+	defer func() { _ = source.Close() }() // only read
+	if old, statErr := os.Lstat(to); statErr != nil || old.Size() != info.Size() || old.Mode() != mode {
+		return false, nil
+	}
+	target, _, err := openRegular(to)
+	if err != nil {
+		return false, nil
+	}
+	defer func() { _ = target.Close() }() // only read
+	same, err := c.equal(source, target)
+	return same, wrapPath("comparing", from, err)
+}
 
 func (c *Comparisons) equal(source, target *os.File) (bool, error) {
 	before := statuses{stat(source), stat(target)}

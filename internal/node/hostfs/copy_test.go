@@ -43,7 +43,7 @@ func TestCopy(t *testing.T) {
 			t.Run(c.name, func(t *testing.T) {
 				check.OK(t, c.spoil())
 				for _, want := range []bool{false, true} {
-					if ok, err := (hostfs.Disk{}).Identical(from, to, 0o755); ok != want || err != nil {
+					if ok, err := new(hostfs.Comparisons).Identical(from, to, 0o755); ok != want || err != nil {
 						t.Errorf("identical %v, error %v", ok, err)
 					}
 					check.OK(t, hostfs.Disk{}.Copy(from, to, 0o755))
@@ -61,7 +61,7 @@ func TestCopy(t *testing.T) {
 
 func TestComparisons_EveryChange(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
-		disk := hostfs.Disk{Compared: &hostfs.Comparisons{}}
+		compared := &hostfs.Comparisons{}
 		from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
 		old := time.Now().Add(-time.Hour)
 		for _, step := range []struct {
@@ -71,7 +71,7 @@ func TestComparisons_EveryChange(t *testing.T) {
 			put(t, step.file, step.text) // at once: within one step of the clock
 			check.OK(t, os.Chtimes(step.file, old, old))
 			for range 2 {
-				if same, err := disk.Identical(from, to, 0o644); same != step.same || err != nil {
+				if same, err := compared.Identical(from, to, 0o644); same != step.same || err != nil {
 					t.Errorf("%q in %s: identical %v, error %v", step.text, step.file, same, err)
 				}
 			}
@@ -85,18 +85,18 @@ func TestComparisons_QuietFileIsReadOnce(t *testing.T) {
 	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
 	put(t, from, big)
 	put(t, to, big)
-	disk := hostfs.Disk{Compared: &hostfs.Comparisons{}}
+	compared := &hostfs.Comparisons{}
 	read := func() (bytes int) {
 		t.Helper()
 		before := hostfstest.BytesRead(t)
-		if same, err := disk.Identical(from, to, 0o644); !same || err != nil {
+		if same, err := compared.Identical(from, to, 0o644); !same || err != nil {
 			t.Fatal(same, err)
 		}
 		return hostfstest.BytesRead(t) - before
 	}
 	agenttest.Eventually(t, "not read each time", func() bool { return read() <= len(big)/2 })
 	put(t, to, strings.ToUpper(big))
-	if same, err := disk.Identical(from, to, 0o644); same || err != nil {
+	if same, err := compared.Identical(from, to, 0o644); same || err != nil {
 		t.Errorf("identical %v, error %v", same, err)
 	}
 }

@@ -29,8 +29,7 @@ const (
 // An error means that nothing changed, with one exception: if the fsync of the directory fails after the rename, the
 // complete new content is in place, but a loss of power can bring the old content back.
 type Disk struct {
-	Before   func(Call) error // runs before each call and can refuse it; for tests
-	Compared *Comparisons     // cache for Identical; nil reads all files each time
+	Before func(Call) error // runs before each call and can refuse it; for tests
 }
 
 // WriteFile writes a file with exactly this mode, whatever the umask. A replaced file keeps its owner. WriteFile follows a

@@ -42,7 +42,7 @@ func TestIdentical_PageFaults(t *testing.T) {
 	_, err = io.Copy(sha256.New(), file) // in chunks: one read of the whole file makes no large blocks
 	check.OK(t, errors.Join(err, file.Close()))
 	single := hostfstest.PageFaults(t, program, unix.MADV_RANDOM)
-	same, err := hostfs.Disk{}.Identical(source, program, 0o755)
+	same, err := new(hostfs.Comparisons).Identical(source, program, 0o755)
 	if !same || err != nil {
 		t.Fatalf("the copy is the same: %t, %v", same, err)
 	}
