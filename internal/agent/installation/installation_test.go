@@ -504,8 +504,12 @@ func TestReconcile_FailedPart(t *testing.T) {
 		t.Errorf("the others waited:\n%v", n.tree("."))
 	}
 	want := n.tree("run")
-	for _, spoil := range []func(){func() { n.put("sa/ca.crt", "garbage", 0o600) }, func() { n.removeAll("sa") }} {
-		spoil()
+	for _, spoil := range []func() error{
+		func() error { return os.WriteFile(n.path("sa/ca.crt"), []byte("garbage"), 0o600) },
+		func() error { return os.Remove(n.path("sa/token")) },
+		func() error { return os.RemoveAll(n.path("sa")) },
+	} {
+		check.OK(t, spoil())
 		check.Fails(t, a.Reconcile(), "source/istio-cni")
 		check.Diff(t, "without credentials", want, n.tree("run"))
 	}
