@@ -123,7 +123,9 @@ func (f fault) reported(t *testing.T, err error) {
 // intact asserts that a file of this program is complete if it exists.
 func (n *fixture) intact() {
 	n.t.Helper()
-	for name, want := range map[string][]string{"bin/istio-cni": {"program 1", "the reference's"}, "run/" + cniconf.KubeconfigName: {"token: token-1\n"}} {
+	for name, want := range map[string][]string{
+		"bin/istio-cni": {"program 1", "the reference's"}, "run/" + cniconf.KubeconfigName: {"token: token-1\n"},
+	} {
 		complete := func(end string) bool { return strings.HasSuffix(n.read(name), end) }
 		if n.there(name) && !slices.ContainsFunc(want, complete) {
 			n.t.Errorf("%s has the content %q", name, n.read(name))

@@ -549,7 +549,8 @@ func TestPlan_Refusals(t *testing.T) {
 	t.Parallel()
 	const conf, flat = "10-x.conf", `{"cniVersion":"0.4.0","name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}`
 	theirs := strings.Replace(list, "net", "theirs", 1)
-	unseen := with(dir("99-lo.conflist", `{"name":"lo","plugins":[{"type":"loopback"}]}`), "10-a.conflist", cniconf.File{Unseen: "a link to somewhere else"})
+	loopback := dir("99-lo.conflist", `{"name":"lo","plugins":[{"type":"loopback"}]}`)
+	unseen := with(loopback, "10-a.conflist", cniconf.File{Unseen: "a link to somewhere else"})
 	for name, tc := range map[string]struct {
 		mode    cniconf.Mode
 		named   string
