@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -136,32 +135,6 @@ func TestHandler_TimeBounded(t *testing.T) {
 	if o := cmdadd.Socket("x", 0, slog.New(slog.DiscardHandler)); o.Timeout <= agentapi.EventTimeout {
 		t.Errorf("the socket ends requests after %s, before the plugin does", o.Timeout)
 	}
-}
-
-func TestHandler_Concurrent(t *testing.T) {
-	const pods = 30
-	var together sync.WaitGroup
-	together.Add(pods)
-	s := serve(t, func(_ context.Context, e agentapi.Event) error {
-		together.Done()
-		together.Wait() // all are in Add at once
-		if strings.HasSuffix(e.PodName, "7") {
-			return errors.New("not " + e.PodName)
-		}
-		return nil
-	})
-	var clients sync.WaitGroup
-	for i := range pods {
-		clients.Go(func() {
-			name := fmt.Sprint("p", i)
-			err := agentapi.PostEvent(t.Context(), s.Dir, agentapi.Event{PodName: name})
-			if fails := i%10 == 7; (err != nil) != fails || fails && !strings.HasSuffix(err.Error(), "(status code 500): not "+name) {
-				t.Errorf("%s: %v", name, err)
-			}
-		})
-	}
-	clients.Wait()
-	check.Equal(t, s.counted(t), "[27 0 3]")
 }
 
 func TestSocket_OnlyRoot(t *testing.T) {

@@ -120,9 +120,23 @@ func (f fault) reported(t *testing.T, err error) {
 	check.Contains(t, err.Error(), f.file(), remedies()[f.errno])
 }
 
+// intact asserts that a file of this program is complete if it exists.
+func (n *fixture) intact() {
+	n.t.Helper()
+	for name, want := range map[string][]string{
+		"bin/istio-cni": {"program 1", "the reference's"}, "run/" + cniconf.KubeconfigName: {"token: token-1\n"},
+	} {
+		complete := func(end string) bool { return strings.HasSuffix(n.read(name), end) }
+		if n.there(name) && !slices.ContainsFunc(want, complete) {
+			n.t.Errorf("%s has the content %q", name, n.read(name))
+		}
+	}
+}
+
 // safe asserts that the node works: the runtime loads the same plugins as before, and their programs exist.
 func (n *fixture) safe(s situation, f fault) {
 	n.t.Helper()
+	n.intact()
 	got := n.loaded()
 	if !slices.Equal(slices.DeleteFunc(slices.Clone(got), isStanza), s.primary) {
 		n.t.Fatalf("%v at %q: the runtime runs %q, want %q\n%v", f.errno, f.call, got, s.primary, n.tree("net.d"))
@@ -184,6 +198,7 @@ func TestReconcile_EveryFault(t *testing.T) {
 					check.OK(t, err)
 				} else {
 					f.reported(t, err)
+					check.Contains(t, fmt.Sprintf("%+v", n.health.Snapshot()), f.file())
 					if left := n.temps(); len(left) > 0 {
 						t.Errorf("%v at %q: left %q", f.errno, f.call, left)
 					}

@@ -104,6 +104,7 @@ type Report struct {
 type Installation struct {
 	log    *slog.Logger
 	disk   hostfs.Disk
+	copies hostfs.Comparisons
 	now    func() time.Time
 	report Report
 	wake   chan struct{}
@@ -139,9 +140,6 @@ type Installation struct {
 func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now func() time.Time) *Installation {
 	if now == nil {
 		now = clock.RealClock{}.Now
-	}
-	if disk.Compared == nil {
-		disk.Compared = &hostfs.Comparisons{}
 	}
 	if report.Health == nil {
 		report.Health = health.NewState(health.Options{})
@@ -354,23 +352,17 @@ func (i *Installation) programFile(name, file string) (changed bool, err error) 
 		}
 		return false, nil
 	}
-	write := func() (err error) {
-		changed, err = i.disk.Symlink(cniconf.PluginType, file)
-		return err
-	}
+	write := func() error { return i.disk.Symlink(cniconf.PluginType, file) }
 	target, _ := os.Readlink(file)
 	same := target == cniconf.PluginType
 	if main {
-		write = func() (err error) {
-			changed, err = i.disk.Copy(i.config.Source, file, programMode)
-			return err
-		}
-		same, err = i.disk.Identical(i.config.Source, file, programMode)
+		write = func() error { return i.disk.Copy(i.config.Source, file, programMode) }
+		same, err = i.copies.Identical(i.config.Source, file, programMode)
 	}
-	if err == nil && !same {
-		err = i.rewriteFile(metrics.Binary, file, write)
+	if err != nil || same {
+		return false, err
 	}
-	return changed, err
+	return true, i.rewriteFile(metrics.Binary, file, write)
 }
 
 // mayWrite returns false after the first installation if Reinstall is false.

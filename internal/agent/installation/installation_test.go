@@ -76,8 +76,8 @@ func newFixtureAt(t *testing.T, root string, files ...string) *fixture {
 		Source: n.path("source/istio-cni"), BinDirs: []string{n.path("bin")}, Update: true, Reinstall: true,
 		NetDir: n.path("net.d"), HostNetDir: "/etc/cni/net.d", RunDir: n.path("run"), RunDirMode: 0o700,
 		Want: cniconf.Want{
-			Stanza:   cniconf.Stanza{LogLevel: "info", RunDir: n.path("run"), ExcludeNamespaces: []string{"kube-system"}},
-			FileMode: 0o600,
+			Stanza:    cniconf.Stanza{LogLevel: "info", RunDir: n.path("run"), ExcludeNamespaces: []string{"kube-system"}},
+			OwnedName: cniconf.OwnedName, FileMode: 0o600,
 		},
 		Server: kube.Address{Host: "10.0.0.1", Port: "443"}, Token: n.path("sa/token"), CA: n.path("sa/ca.crt"), KubeconfigMode: 0o600,
 		OldKubeconfig: n.path("net.d/ZZZ-istio-cni-kubeconfig"), CacheDir: n.path("cache/results"),
@@ -183,15 +183,6 @@ func (n *fixture) loaded() []string {
 	}
 }
 
-func (n *fixture) count(series string) string {
-	for line := range strings.Lines(string(n.metrics.Text())) {
-		if rest, ok := strings.CutPrefix(line, series+" "); ok {
-			return strings.TrimSpace(rest)
-		}
-	}
-	return "none"
-}
-
 func TestReconcile_WritesOnce(t *testing.T) {
 	t.Parallel()
 	n, a := newInstalled(t, "10-bridge.conflist", conflist)
@@ -210,33 +201,7 @@ func TestReconcile_WritesOnce(t *testing.T) {
 		check.OK(t, n.agent().Reconcile())
 	})
 	check.Equal(t, len(calls), 0, "changes of a node in its desired state", calls)
-	check.Equal(t, n.count(`istio_cni_installs_total{result="SUCCESS"}`), "1", "installs counted")
-}
-
-func TestReconcile_Order(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		name  string
-		spoil func(n *fixture)
-		part  health.PartName
-	}{
-		{"no directory for the program", func(n *fixture) { n.config.BinDirs = []string{n.path("none")} }, installation.PartBinaries},
-		{"no token", func(n *fixture) { _ = os.Remove(n.path("sa/token")) }, installation.PartKubeconfig},
-		{"no authority", func(n *fixture) { n.put("sa/ca.crt", "garbage", 0o600) }, installation.PartKubeconfig},
-	} {
-		n := newFixture(t, "10-bridge.conflist", conflist)
-		tc.spoil(n)
-		if err := n.agent().Reconcile(); err == nil {
-			t.Errorf("%s: no error", tc.name)
-		}
-		// A stanza without its program or kubeconfig stops every pod of the node.
-		check.Equal(t, n.read("net.d/10-bridge.conflist"), conflist, tc.name)
-		for _, p := range n.health.Snapshot().Parts {
-			if p.Name == tc.part && (p.Ready || p.Reason == "starting") {
-				t.Errorf("%s: part %s has no reason: %+v", tc.name, tc.part, p)
-			}
-		}
-	}
+	check.Equal(t, agenttest.Metric(t, n.metrics.Text(), `istio_cni_installs_total{result="SUCCESS"}`), 1, "installs counted")
 }
 
 // TestReconcile_KilledAtEveryCall (W-4, W-5) stops the work at each call that changes a file, like SIGKILL or a loss of power,
@@ -285,6 +250,7 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 	}
 	n.disk.Before = nil
 	log := faults.Log()
+	n.intact()
 	if got := slices.DeleteFunc(n.loaded(), isStanza); !slices.Equal(got, s.primary) {
 		t.Fatalf("killed after %q: the runtime runs %q, want %q\n%v", log, got, s.primary, n.tree("net.d"))
 	}
@@ -524,7 +490,7 @@ func TestReconcile_SkippedProgram(t *testing.T) {
 	}
 }
 
-// TestReconcile_FailedPart: the token is renewed even if the program cannot be replaced.
+// TestReconcile_FailedPart: the token is renewed even if the program cannot be replaced. What lost its input stays.
 func TestReconcile_FailedPart(t *testing.T) {
 	t.Parallel()
 	n, a := newInstalled(t, "10-b.conflist", conflist)
@@ -537,6 +503,17 @@ func TestReconcile_FailedPart(t *testing.T) {
 	if !strings.Contains(n.read("run/istio-cni-kubeconfig"), "token-2") || !slices.Contains(n.loaded(), "istio-cni") {
 		t.Errorf("the others waited:\n%v", n.tree("."))
 	}
+	want := n.tree("run")
+	for _, spoil := range []func() error{
+		func() error { return os.WriteFile(n.path("sa/ca.crt"), []byte("garbage"), 0o600) },
+		func() error { return os.Remove(n.path("sa/token")) },
+		func() error { return os.RemoveAll(n.path("sa")) },
+	} {
+		check.OK(t, spoil())
+		check.Fails(t, a.Reconcile(), "source/istio-cni")
+		check.Diff(t, "without credentials", want, n.tree("run"))
+	}
+	check.Equal(t, n.read("bin/istio-cni"), "program 1", "without its source the program is")
 }
 
 // TestReconcile_MissingFileInConflict: a missing file is written at once because pods need it.

@@ -182,7 +182,7 @@ func (i *Installation) Plan() ([]string, error) {
 	var lines []string
 	for _, dir := range i.target.Bins {
 		file := filepath.Join(dir, cniconf.PluginType)
-		switch same, err := i.disk.Identical(i.config.Source, file, programMode); {
+		switch same, err := i.copies.Identical(i.config.Source, file, programMode); {
 		case err != nil:
 			return lines, err
 		case !same:

@@ -1,7 +1,6 @@
 package installation_test
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -139,26 +138,14 @@ func TestReconcile_RuntimeDirectories(t *testing.T) {
 		files     map[string]string
 	}{
 		"containerd by its defaults": {"/etc/cni/net.d", "/opt/cni/bin", map[string]string{containerdSock: ""}},
-		"GKE: one directory is the default": {"/etc/cni/net.d", "/home/kubernetes/bin", map[string]string{
-			containerdFile: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/home/kubernetes/bin\"\nconf_dir = \"/etc/cni/net.d\"\n",
-			containerdSock: "",
-		}},
 		"k3s since 1.31.2, whose data is on another disk": {"/data/rancher/k3s/agent/etc/cni/net.d", "/data/rancher/k3s/data/cni", map[string]string{
 			"/var/lib/rancher": "->/data/rancher", "/data/rancher/k3s/agent/etc/containerd/config.toml": directories(k3sConf, "/var/lib/rancher/k3s/data/cni"),
 			k3sSock: "", containerdSock: "", containerdFile: "disabled_plugins = [\"cri\"]\n",
-		}},
-		"k3s before, whose directory is a link": {k3sConf, "/var/lib/rancher/k3s/data/1a2b/bin", map[string]string{
-			k3sFile: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/var/lib/rancher/k3s/data/current/bin\"\nconf_dir = \"" + k3sConf + "\"\n",
-			k3sSock: "", "/var/lib/rancher/k3s/data/current": "->/var/lib/rancher/k3s/data/1a2b",
 		}},
 		"MicroK8s": {"/var/snap/microk8s/7394/args/cni-network", "/var/snap/microk8s/7394/opt/cni/bin", map[string]string{
 			"/var/snap/microk8s/current": "->7394", "/var/snap/microk8s/common/run/containerd.sock": "",
 			"/var/snap/microk8s/7394/args/containerd.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n" +
 				"bin_dir = \"/var/snap/microk8s/7394/opt/cni/bin\"\nconf_dir = \"/var/snap/microk8s/7394/args/cni-network\"\n",
-		}},
-		"CRI-O with a package's directory after its own": {"/etc/cni/net.d", "/usr/libexec/cni", map[string]string{
-			"/etc/crio/crio.conf.d/10-crio.conf": "[crio.network]\nplugin_dirs = [\"/usr/libexec/cni\", \"/opt/cni/bin\"]\n", "/run/crio/crio.sock": "",
-			"/usr/libexec/cni/": "",
 		}},
 		"k0s": {"/etc/cni/net.d", "/opt/cni/bin", map[string]string{"/etc/k0s/containerd.toml": "version = 2\n", "/run/k0s/containerd.sock": ""}},
 		"two directories, and an older program of the same name in the second": {"/etc/cni/net.d", "/first /second", map[string]string{
@@ -243,9 +230,6 @@ func TestReconcile_RuntimeInDoubt(t *testing.T) {
 			m.write("/etc/k0s/containerd.toml", "version = 2\n")
 			m.write("/run/crio/crio.sock", "")
 		},
-		"several runtimes are on this node: " + containerdFile + ", and the sockets /run/cri-dockerd.sock": func(m *machine) {
-			m.write("/run/cri-dockerd.sock", "")
-		},
 		"containerd's CRI plugin is switched off": func(m *machine) {
 			m.write(containerdFile, "disabled_plugins = ['io.containerd.grpc.v1.cri']\n"+directories("/srv/conf", "/srv/bin"))
 			m.start(containerdSock)
@@ -257,7 +241,7 @@ func TestReconcile_RuntimeInDoubt(t *testing.T) {
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		spoil(m)
 		bins := "" // if the runtime is known but may not be the kubelet's
-		if strings.Contains(reason, "dockerd") || strings.Contains(reason, "plugin") {
+		if strings.Contains(reason, "plugin") {
 			bins = "/srv/bin"
 		}
 		agent := m.agent()
@@ -390,10 +374,7 @@ func TestRun_RuntimeMoves(t *testing.T) {
 		}
 	}
 	m.until(installed("/one"))
-	check.OK(t, os.Remove(m.node("/one/bin"+ourProgram)))
-	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
-	m.until(installed("/one"))
-	check.OK(t, os.RemoveAll(m.node("/one"))) // no mount holds it
+	m.removeAll("node/one") // no mount holds it
 	check.OK(t, os.MkdirAll(m.node("/one/bin"), 0o755))
 	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
 	m.until(installed("/one"))
@@ -417,16 +398,11 @@ func TestReconcile_RuntimeNotReadable(t *testing.T) {
 	t.Parallel()
 	const dropIn = "/etc/containerd/conf.d/cni.toml"
 	for name, spoil := range map[string]func(m *machine) error{
-		"broken":      func(m *machine) error { m.write(dropIn, directories("/one/conf", "/one/bin")+"x = \n"); return nil },
-		"main broken": func(m *machine) error { m.write(containerdFile, "version = 3\nx = \n"); return nil },
-		"a directory": func(m *machine) error {
-			return errors.Join(os.Remove(m.node(containerdFile)), os.Mkdir(m.node(containerdFile), 0o755))
-		},
+		"broken":                   func(m *machine) error { m.write(containerdFile, "version = 3\nx = \n"); return nil },
 		"a loop of links":          func(m *machine) error { m.write(containerdFile, "->"+containerdFile); return nil },
 		"an import is missing":     func(m *machine) error { m.write(containerdFile, "version = 3\nimports = ['x.toml']\n"); return nil },
 		"removed":                  func(m *machine) error { return os.Remove(m.node(containerdFile)) },
 		"drop-in file removed":     func(m *machine) error { return os.Remove(m.node(dropIn)) },
-		"drop-in files removed":    func(m *machine) error { return os.RemoveAll(filepath.Dir(m.node(dropIn))) },
 		"all of its files removed": func(m *machine) error { return os.RemoveAll(m.node("/etc/containerd")) },
 	} {
 		m := newMachine(t, map[string]string{
@@ -487,41 +463,36 @@ func TestReconcile_SecondRuntime(t *testing.T) {
 	m.installs(agent, "/one/conf", "/one/bin")
 }
 
-// TestReconcile_RuntimeNotRestarted: the first installation cannot know which configuration the running runtime has read.
-func TestReconcile_RuntimeNotRestarted(t *testing.T) {
+// TestReconcile_TwoPossibleDirectories: the runtime may look in the default directories, or in those of its file.
+func TestReconcile_TwoPossibleDirectories(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t, map[string]string{"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist})
-	m.start(containerdSock)
-	time.Sleep(20 * time.Millisecond)
-	m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
-	agent := m.agent()
-	for range 2 {
-		check.OK(t, agent.Reconcile())
-		m.has("/etc/cni/net.d", "/opt/cni/bin")
-		m.has("/srv/conf", "/srv/bin")
-		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+	const nvidia = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n"
+	for name, write := range map[string]func(m *machine){
+		"written after the runtime's start": func(m *machine) {
+			m.start(containerdSock)
+			time.Sleep(20 * time.Millisecond)
+			m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
+		},
+		"an import replaces the section, whose directories containerd 1 does not keep": func(m *machine) {
+			m.write(containerdFile, "imports = ['conf.d/*']\n"+directories("/srv/conf", "/srv/bin"))
+			m.write("/etc/containerd/conf.d/99-nvidia.toml", nvidia)
+			m.start(containerdSock)
+		},
+	} {
+		m := newMachine(t, map[string]string{"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist})
+		write(m)
+		agent := m.agent()
+		for range 3 {
+			m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+			check.OK(t, agent.Reconcile(), name)
+			m.has("/etc/cni/net.d", "/opt/cni/bin")
+			m.has("/srv/conf", "/srv/bin")
+		}
+		m.says("the runtime may look in other directories until it is started again")
+		m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
+		m.start(containerdSock)
+		m.installs(agent, "/srv/conf", "/srv/bin")
 	}
-	check.OK(t, agent.Reconcile())
-	m.has("/etc/cni/net.d", "/opt/cni/bin")
-	m.says("the runtime may look in other directories until it is started again")
-	m.start(containerdSock)
-	m.installs(agent, "/srv/conf", "/srv/bin")
-}
-
-// TestReconcile_RuntimeVersionsDiffer: if an import replaces the section, containerd 1 uses the defaults, other versions keep the
-// directories.
-func TestReconcile_RuntimeVersionsDiffer(t *testing.T) {
-	t.Parallel()
-	m := newMachine(t, map[string]string{
-		"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist,
-		containerdFile:                          "imports = ['conf.d/*']\n" + directories("/srv/conf", "/srv/bin"),
-		"/etc/containerd/conf.d/99-nvidia.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n",
-	})
-	m.start(containerdSock)
-	check.OK(t, m.agent().Reconcile())
-	check.OK(t, m.agent().Reconcile())
-	m.has("/etc/cni/net.d", "/opt/cni/bin")
-	m.has("/srv/conf", "/srv/bin")
 }
 
 // TestReconcile_MountedDirectoryMissing does not wait for a directory in which no runtime looks.

@@ -188,7 +188,7 @@ func (i *Installation) made(file string) bool {
 	if slices.Contains(i.config.Skip, cniconf.PluginType) {
 		return false
 	}
-	same, err := i.disk.Identical(i.config.Source, file, programMode)
+	same, err := i.copies.Identical(i.config.Source, file, programMode)
 	return i.config.Update || err == nil && same
 }
 

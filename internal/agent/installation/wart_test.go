@@ -39,16 +39,6 @@ func modes() []cniconf.Mode {
 	return []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone}
 }
 
-// waits waits until a part is not ready for a reason.
-func (n *fixture) waits(part health.PartName, reason string) {
-	n.t.Helper()
-	n.until(func() bool {
-		return slices.ContainsFunc(n.health.Snapshot().Parts, func(p health.Part) bool {
-			return p.Name == part && !p.Ready && strings.Contains(p.Reason, reason)
-		})
-	})
-}
-
 func (n *fixture) uninstall(a *installation.Installation) {
 	n.t.Helper()
 	check.OK(n.t, a.Uninstall(n.t.Context()))
@@ -137,21 +127,6 @@ func durable(t *testing.T, calls []string) {
 	check.Equal(t, loose, "", "at the end the names in", "may be lost", calls)
 }
 
-// TestReconcile_InputsGone: an installation that lost an input stays unchanged.
-func TestReconcile_InputsGone(t *testing.T) {
-	t.Parallel()
-	n, a := newInstalled(t, "10-bridge.conf", bridgeConf)
-	want := n.tree(".")
-	for _, missing := range []string{"sa/token", "source/istio-cni"} {
-		check.OK(t, os.Remove(n.path(missing)))
-		delete(want, missing)
-		if err := a.Reconcile(); err == nil {
-			t.Errorf("without %s: no error", missing)
-		}
-		check.Diff(t, "without "+missing, want, n.tree("."))
-	}
-}
-
 // TestReadiness_FollowsTheNode makes the changes that happen on a node all the time. The last event has a visible effect,
 // which proves that the events before it were processed, too.
 func TestReadiness_FollowsTheNode(t *testing.T) {
@@ -202,54 +177,6 @@ func refusing(dirs ...string) func(hostfs.Call) error {
 		}
 		return nil
 	}
-}
-
-// TestRun_ChangesDuringInstallation changes everything that the installation has already read, before it
-// waits for changes. Without an event, the next reconciliation would be much later.
-func TestRun_ChangesDuringInstallation(t *testing.T) {
-	t.Parallel()
-	for name, change := range map[string]func(n *fixture){
-		"token":         func(n *fixture) { n.put("sa/token", "token-2", 0o600) },
-		"program":       func(n *fixture) { check.OK(n.t, os.Remove(n.path("bin/istio-cni"))) },
-		"configuration": func(n *fixture) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newFixture(t, "10-bridge.conflist", conflist)
-			changed := make(chan struct{})
-			once := sync.OnceFunc(func() { change(n); close(changed) })
-			n.disk.Before = func(c hostfs.Call) error {
-				if c.Name == "syncdir" && c.Path == n.path("net.d") {
-					once()
-				}
-				return nil
-			}
-			n.running(n.agent())
-			<-changed
-			n.until(n.asWanted)
-		})
-	}
-}
-
-// TestRun_DirectoriesMissingAtFirst creates the missing directories one by one.
-func TestRun_DirectoriesMissingAtFirst(t *testing.T) {
-	t.Parallel()
-	n := newFixture(t)
-	for _, dir := range []string{"net.d", "bin", "sa"} {
-		check.OK(t, os.RemoveAll(n.path(dir)))
-	}
-	n.running(n.agent())
-	n.waits(installation.PartBinaries, "does not exist")
-	check.OK(t, os.Mkdir(n.path("bin"), 0o755))
-	n.waits(installation.PartKubeconfig, "waiting for the service account")
-	n.put("sa/ca.crt", authority(), 0o600)
-	n.put("sa/token", "token-1", 0o600)
-	n.waits(installation.PartConf, "waiting for the directory")
-	check.OK(t, os.Mkdir(n.path("net.d"), 0o755))
-	n.waits(installation.PartConf, "waiting for a valid CNI configuration")
-	n.put("net.d/10-bridge.conflist", conflist, 0o644)
-	n.until(func() bool { return n.health.Snapshot().Ready })
-	n.ends("bridge", "portmap")
 }
 
 // TestUninstall_ReportsEveryError refuses the removal of kubeconfigs and of a program directory.
@@ -400,10 +327,11 @@ func TestRun_WithoutInotify(t *testing.T) {
 				n.put("net.d/10-bridge.conflist", conflist, 0o644)
 				n.until(n.asWanted)
 			}
-			check.Equal(t, n.count("istio_cni_files_polled"), "1", "istio_cni_files_polled is")
+			polled := func() int { return agenttest.Metric(t, n.metrics.Text(), "istio_cni_files_polled") }
+			check.Equal(t, polled(), 1, "istio_cni_files_polled is")
 			check.Equal(t, strings.Count(n.log.String(), "sysctl fs.inotify"), 1, "hints in", n.log.String())
 			limit(exhausted, 1000)
-			n.until(func() bool { return n.count("istio_cni_files_polled") == "0" })
+			n.until(func() bool { return polled() == 0 })
 			check.OK(t, os.Remove(n.path("bin/istio-cni")))
 			n.until(n.asWanted)
 		})

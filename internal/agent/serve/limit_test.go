@@ -14,8 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/time/rate"
-
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -35,8 +34,7 @@ type attacker struct {
 	name        string
 	connections int
 	sources     int
-	// Each connection sends begin, and then more every 100 ms unless more is empty.
-	begin, more string
+	begin       string // sent on each connection
 	// again replaces a closed connection with a new one.
 	again bool
 }
@@ -78,18 +76,6 @@ func (a attacker) hold(ctx context.Context, conn net.Conn, opened func()) {
 		return
 	}
 	opened()
-	for a.more != "" {
-		if _, err := io.WriteString(conn, a.more); err != nil {
-			return
-		}
-		timer := time.NewTimer(100 * time.Millisecond)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		}
-	}
 	if a.begin == "" {
 		_, _ = io.Copy(io.Discard, conn)
 		return
@@ -101,13 +87,10 @@ func (a attacker) hold(ctx context.Context, conn net.Conn, opened func()) {
 func TestListener_ProbeIsAnswered(t *testing.T) {
 	const request = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 	for _, a := range []attacker{
-		{name: "128 idle connections", connections: 128},
 		{name: "1000 idle connections", connections: 1000},
 		{name: "1000 idle connections from 500 addresses", connections: 1000, sources: 500},
 		{name: "reconnecting ones", connections: 500, again: true},
 		{name: "reconnecting from 500 addresses", connections: 500, sources: 500, again: true},
-		{name: "slow headers", connections: 1000, begin: "GET / HTTP/1.1\r\n", more: "A: b\r\n"},
-		{name: "slow headers, again", connections: 300, sources: 7, begin: "G", more: "E", again: true},
 		{name: "large headers", connections: 500, begin: "GET / HTTP/1.1\r\nA: " + strings.Repeat("a", 64<<10)},
 		{name: "unread answers", connections: 500, begin: request},
 		{name: "unread answers from 500 addresses", connections: 500, sources: 500, begin: request},
@@ -155,57 +138,18 @@ func TestListener_CompleteRequest(t *testing.T) {
 	check.Equal(t, <-answer, "slow<nil>")
 }
 
-// fakeConn is a connection from an address.
-type fakeConn struct {
-	net.Conn
-
-	source string
-	closed bool
-}
-
-func (c *fakeConn) Close() error { c.closed = true; return nil }
-
-func (c *fakeConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.source), Port: 1} }
-
-// TestListener_Eviction: the address with most connections loses its oldest.
-func TestListener_Eviction(t *testing.T) {
-	t.Parallel()
-	l := &limit{rate: rate.NewLimiter(rate.Inf, 0), waiting: group{most: 4}, answered: group{most: 2}}
-	all := map[string]*fakeConn{}
-	for i, step := range []struct {
-		conn    string
-		state   http.ConnState
-		evicted string
-	}{
-		{"1.1.1.1/old", http.StateNew, ""},
-		{"2.2.2.2/a", http.StateNew, ""},
-		{"2.2.2.2/b", http.StateNew, ""},
-		{"3.3.3.3/x", http.StateNew, ""},
-		{"4.4.4.4/new", http.StateNew, "2.2.2.2/a"},
-		{"5.5.5.5/new", http.StateNew, "1.1.1.1/old"},
-		{"4.4.4.4/new", http.StateActive, ""},
-		{"3.3.3.3/x", http.StateActive, ""},
-		{"3.3.3.3/x", http.StateClosed, ""},
-		{"5.5.5.5/new", http.StateActive, ""},
-		{"6.6.6.6/c", http.StateNew, ""},
-		{"6.6.6.6/d", http.StateNew, ""},
-		{"6.6.6.6/e", http.StateNew, ""},
-		{"6.6.6.6/c", http.StateActive, "4.4.4.4/new"},
-	} {
-		if all[step.conn] == nil {
-			source, _, _ := strings.Cut(step.conn, "/")
-			all[step.conn] = &fakeConn{source: source}
-		}
-		l.state(all[step.conn], step.state)
-		for name, conn := range all {
-			check.Equal(t, conn.closed, name == step.evicted, "step", i, name, "is closed")
-			conn.closed = false
-		}
-	}
-	for _, conn := range all {
-		l.state(conn, http.StateClosed)
-	}
-	check.Equal(t, len(l.waiting.conns)+len(l.answered.conns), 0, "left:", l)
+// TestListener_FloodEvictsItself: the oldest connection stays while another address has more connections.
+func TestListener_FloodEvictsItself(t *testing.T) {
+	n := free(t, 1)[0]
+	start(t, Port{Flag: "--p", Number: n, Handler: text("ready"), header: agenttest.Generous})
+	oldest := dial(t, n, "GET / HTTP/1.1\r\n")
+	attacker{connections: 3 * maxWaiting}.run(t, n)
+	check.OK(t, kubelet(t, n)) // after the others
+	_, err := io.WriteString(oldest, "Host: a\r\n\r\n")
+	check.OK(t, err)
+	answer, err := io.ReadAll(oldest)
+	check.OK(t, err)
+	check.Contains(t, string(answer), "ready")
 }
 
 // TestListener_OneRequestPerConnection: the server does not read further requests.

@@ -36,14 +36,14 @@ const (
 // While opens the ports, answers on them while work runs, and closes them after work. The error comes from the opening or from work; the
 // log has a port that ends earlier.
 func While(ctx context.Context, log *slog.Logger, work func(context.Context) error, ports ...Port) error {
-	servers, err := Open(ctx, log, ports...)
+	ports, err := open(ctx, ports)
 	if err != nil {
 		return err
 	}
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if failed := servers.Serve(background); failed != nil {
+		if failed := serve(background, log, ports); failed != nil {
 			log.ErrorContext(background, "serving health and metrics ended", slog.String("error", failed.Error()))
 		}
 	})
@@ -67,22 +67,15 @@ type Port struct {
 	Timeout time.Duration
 
 	listener net.Listener
-}
-
-// Servers are open ports. Clients can connect after Open, and are answered after Serve.
-type Servers struct {
-	log   *slog.Logger
-	ports []Port
-	// The timeouts of a request's header and of the shutdown.
+	// header and shutdown replace the timeouts of a request's header and of the shutdown, in tests.
 	header, shutdown time.Duration
 }
 
 var errNotLocal = errors.New("not a loopback address")
 
-// Open opens all enabled ports. If one cannot be opened, Open closes the others, and the error has a line for each failed port.
-// The log gets the errors of single connections.
-func Open(ctx context.Context, log *slog.Logger, ports ...Port) (*Servers, error) {
-	s := &Servers{log: log, header: headerTimeout, shutdown: shutdownTimeout}
+// open opens all enabled ports and returns them: clients can connect. If one cannot be opened, open closes the others, and the
+// error has a line for each failed port.
+func open(ctx context.Context, ports []Port) (opened []Port, err error) {
 	var errs []error
 	for _, p := range ports {
 		if p.Number <= 0 {
@@ -94,12 +87,12 @@ func Open(ctx context.Context, log *slog.Logger, ports ...Port) (*Servers, error
 			continue
 		}
 		p.listener = listener
-		s.ports = append(s.ports, p)
+		opened = append(opened, p)
 	}
 	if len(errs) == 0 {
-		return s, nil
+		return opened, nil
 	}
-	for _, p := range s.ports {
+	for _, p := range opened {
 		_ = p.listener.Close() // the port is closed even with an error
 	}
 	return nil, errors.Join(errs...)
@@ -130,21 +123,21 @@ func address(host string) string {
 	return host
 }
 
-// Serve answers until ctx ends, gives running requests a moment to finish, and closes all ports. It returns nil, or the error
-// of a port that ended before ctx; then all other ports have ended as well.
-func (s *Servers) Serve(ctx context.Context) error {
+// serve answers until ctx ends, gives running requests a moment to finish, and closes all ports. It returns nil, or the error
+// of a port that ended before ctx; then all other ports have ended as well. The log gets the errors of single connections.
+func serve(ctx context.Context, log *slog.Logger, ports []Port) error {
 	serving, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() { end(nil) })()
 	var all sync.WaitGroup
-	for _, p := range s.ports {
-		server := s.server(p)
+	for _, p := range ports {
+		server := p.server(log)
 		all.Go(func() {
 			err := server.Serve(p.listener)
 			end(fmt.Errorf("serving %s %d: %w", p.Flag, p.Number, err)) // only the first cause counts
 		})
 		all.Go(func() {
 			<-serving.Done()
-			bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.shutdown)
+			bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(p.shutdown, shutdownTimeout))
 			defer cancel()
 			if server.Shutdown(bound) != nil {
 				_ = server.Close() // the connections are closed even with an error
@@ -159,15 +152,15 @@ func (s *Servers) Serve(ctx context.Context) error {
 	return nil
 }
 
-func (s *Servers) server(p Port) *http.Server {
+func (p Port) server(log *slog.Logger) *http.Server {
 	server := &http.Server{
 		Handler:           p.Handler,
 		ConnState:         newLimit().state,
-		ReadHeaderTimeout: s.header,
+		ReadHeaderTimeout: cmp.Or(p.header, headerTimeout),
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      cmp.Or(p.Timeout, writeTimeout),
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(s.log.With("port", p.Number).Handler(), slog.LevelWarn),
+		ErrorLog:          slog.NewLogLogger(log.With("port", p.Number).Handler(), slog.LevelWarn),
 	}
 	server.SetKeepAlivesEnabled(false) // probes and scrapes come seconds apart: an idle connection is useless
 	return server

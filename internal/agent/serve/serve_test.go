@@ -65,16 +65,18 @@ func serveOne(t *testing.T, handler http.Handler) (number int, stop func() error
 // start serves ports until the returned function is called, which returns the result of Serve.
 func start(t *testing.T, ports ...Port) (stop func() error) {
 	t.Helper()
-	return startLimited(t, discard, headerTimeout, ports...)
+	return startLogged(t, discard, ports...)
 }
 
-func startLimited(t *testing.T, log *slog.Logger, header time.Duration, ports ...Port) (stop func() error) {
+func startLogged(t *testing.T, log *slog.Logger, ports ...Port) (stop func() error) {
 	t.Helper()
-	s, err := Open(t.Context(), log, ports...)
+	for i := range ports {
+		ports[i].shutdown = 200 * time.Millisecond
+	}
+	opened, err := open(t.Context(), ports)
 	check.OK(t, err)
-	s.header, s.shutdown = header, 200*time.Millisecond // shorter than the defaults
 	var ended error
-	end := agenttest.Go(t, func(ctx context.Context) { ended = s.Serve(ctx) })
+	end := agenttest.Go(t, func(ctx context.Context) { ended = serve(ctx, log, opened) })
 	stop = func() error { end(); return ended }
 	t.Cleanup(func() { check.OK(t, stop()) })
 	return stop
@@ -139,12 +141,13 @@ func TestServe_PortsInUse(t *testing.T) { // W-29
 	health := occupy(t, ":0")
 	monitoring := occupy(t, "127.0.0.1:0")
 	good := free(t, 1)[0]
-	_, err := Open(t.Context(), discard,
-		Port{Flag: "--health-port", Number: health, Handler: text("")},
-		Port{Flag: "--good-port", Number: good, Handler: text("")},
-		Port{Flag: "--monitoring-port", Number: monitoring, Handler: text("")},
-		Port{Flag: "--high-port", Number: 65536, Handler: text("")},
-		Port{Flag: "--same-port", Number: good, Handler: text("")})
+	_, err := open(t.Context(), []Port{
+		{Flag: "--health-port", Number: health},
+		{Flag: "--good-port", Number: good},
+		{Flag: "--monitoring-port", Number: monitoring},
+		{Flag: "--high-port", Number: 65536},
+		{Flag: "--same-port", Number: good},
+	})
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -181,7 +184,7 @@ func TestIntrospection_Profiles(t *testing.T) {
 		}
 	}
 	for _, host := range []string{"", "0.0.0.0", "::"} {
-		_, err := Open(t.Context(), discard, Introspection("--ctrlz_port", host, free(t, 1)[0], false, nil))
+		_, err := open(t.Context(), []Port{Introspection("--ctrlz_port", host, free(t, 1)[0], false, nil)})
 		if !errors.Is(err, errNotLocal) && !errors.Is(err, syscall.EAFNOSUPPORT) {
 			t.Errorf("host %q is accepted as local: %v", host, err)
 		}
@@ -266,14 +269,14 @@ func TestServe_HangingRequestAtTheEnd(t *testing.T) {
 
 func TestServe_SilentClient(t *testing.T) {
 	n := free(t, 1)[0]
-	startLimited(t, discard, time.Millisecond, Port{Flag: "--p", Number: n, Handler: text("x")})
+	start(t, Port{Flag: "--p", Number: n, Handler: text("x"), header: time.Millisecond})
 	check.OK(t, check.Err(io.ReadAll(dial(t, n, "GET / HTTP/1.1\r\nHost:"))), "the connection was not closed")
 }
 
 func TestServe_Panic(t *testing.T) {
 	n := free(t, 1)[0]
 	log := &agenttest.Buffer{}
-	stop := startLimited(t, slog.New(slog.NewTextHandler(log, nil)), headerTimeout,
+	stop := startLogged(t, slog.New(slog.NewTextHandler(log, nil)),
 		Port{Flag: "--p", Number: n, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("oops") })})
 	_, _, _ = get(t, n, "/")
 	check.OK(t, stop())
@@ -282,11 +285,10 @@ func TestServe_Panic(t *testing.T) {
 
 func TestServe_LostPort(t *testing.T) {
 	n := free(t, 2)
-	s, err := Open(t.Context(), discard,
-		Port{Flag: "--a", Number: n[0], Handler: text("")}, Port{Flag: "--b", Number: n[1], Handler: text("")})
+	ports, err := open(t.Context(), []Port{{Flag: "--a", Number: n[0]}, {Flag: "--b", Number: n[1]}})
 	check.OK(t, err)
-	_ = s.ports[1].listener.Close()
-	err = s.Serve(t.Context())
+	_ = ports[1].listener.Close()
+	err = serve(t.Context(), discard, ports)
 	if want := fmt.Sprintf("serving --b %d: ", n[1]); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %q", err, want)
 	}
@@ -299,9 +301,9 @@ func TestServe_EndedContext(t *testing.T) {
 	end()
 	for range 200 {
 		n := free(t, 1)
-		s, err := Open(t.Context(), discard, Port{Flag: "--a", Number: n[0], Handler: text("")})
+		ports, err := open(t.Context(), []Port{{Flag: "--a", Number: n[0]}})
 		check.OK(t, err)
-		check.OK(t, s.Serve(ended))
+		check.OK(t, serve(ended, discard, ports))
 		closed(t, n[0])
 	}
 }

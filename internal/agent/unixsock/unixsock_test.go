@@ -119,6 +119,7 @@ func TestServe_MoreClientsThanConnections(t *testing.T) {
 func TestServe_SlowConnections(t *testing.T) {
 	for name, begin := range map[string]string{
 		"silent": "", "slow header": "GET / HT", "slow body": "POST / HTTP/1.1\r\nHost: unix\r\nContent-Length: 1000000\r\n\r\n[",
+		"no HTTP": "\x16\x03\x01\x00\n\n", "large header": "GET / HTTP/1.1\r\nX: " + strings.Repeat("x", 1<<20),
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := runtime.NumGoroutine()

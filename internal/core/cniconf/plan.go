@@ -84,7 +84,7 @@ type Want struct {
 	// ConfName is the file that the user named: the primary configuration, or the file to write in standalone mode. If empty,
 	// the primary configuration is the file that the runtime loads.
 	ConfName string
-	// OwnedName is the file to write in owned mode; empty is the constant OwnedName.
+	// OwnedName is the file to write in owned mode.
 	OwnedName string
 	// FileMode is for files that hold only this program's stanza.
 	FileMode uint32
@@ -158,9 +158,6 @@ type planner struct {
 }
 
 func newPlanner(w Want, d Dir) *planner {
-	if w.OwnedName == "" {
-		w.OwnedName = OwnedName
-	}
 	return &planner{want: w, dir: maps.Clone(d), plan: Plan{Mode: w.Mode}, repaired: map[string]bool{}}
 }
 
@@ -354,13 +351,20 @@ func (p *planner) owned() {
 		p.plan.Problem = fmt.Errorf("the runtime loads %q and not %q: the name of the owned configuration must sort first", first, name)
 		return
 	}
-	p.plan.File, p.plan.Primary = name, primary
-	if p.write(name, list, p.want.FileMode, "a copy of "+primary+" with the stanza"); p.plan.Problem != nil {
-		return
+	if p.place(name, primary, list, "a copy of "+primary+" with the stanza") {
+		p.serves()
+	}
+}
+
+// place writes a file of this program's, and removes the stanza from all other files. It reports whether it did.
+func (p *planner) place(file, primary string, data []byte, why string) bool {
+	p.plan.File, p.plan.Primary = file, primary
+	if p.write(file, data, p.want.FileMode, why); p.plan.Problem != nil {
+		return false
 	}
 	p.correctName(primary)
-	p.release(name)
-	p.serves()
+	p.release(file)
+	return true
 }
 
 // foreign reports a problem if runtimes load a file of this name that another program made.
@@ -406,11 +410,7 @@ func (p *planner) standalone() {
 	if path.Ext(name) == extList {
 		data, _ = Convert(data) // Plan ensures that it is a plugin with a type
 	}
-	p.plan.File = name
-	if p.write(name, data, p.want.FileMode, "the stanza alone"); p.plan.Problem != nil {
-		return
-	}
-	p.release(name)
+	p.place(name, "", data, "the stanza alone")
 }
 
 // dropIn first writes the file beside the primary configuration, then removes the stanza from the list: the plugin always
@@ -436,14 +436,10 @@ func (p *planner) dropIn() {
 		return
 	}
 	file := n.Name + "/" + DropInName
-	p.plan.File, p.plan.Primary = file, primary
-	if p.write(file, p.want.Stanza.DropIn(), p.want.FileMode, "libcni adds it to network "+n.Name); p.plan.Problem != nil {
+	if !p.place(file, primary, p.want.Stanza.DropIn(), "libcni adds it to network "+n.Name) {
 		return
 	}
-	written := len(p.plan.Steps)
-	p.correctName(primary)
-	p.release(file)
-	if written > 0 && len(p.plan.Steps) == written {
+	if last := len(p.plan.Steps) - 1; last >= 0 && p.plan.Steps[last].Name == file { // runtimes do not watch its directory
 		p.do(Step{Op: OpReload, Why: "the runtime reads the directory again"})
 	}
 	if others := p.dir.others(n.Name); len(others) > 0 && others[len(others)-1] > file {

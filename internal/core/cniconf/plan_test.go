@@ -24,7 +24,7 @@ func stanza() cniconf.Stanza {
 }
 
 func want(mode cniconf.Mode) cniconf.Want {
-	return cniconf.Want{Mode: mode, Stanza: stanza(), FileMode: 0o600, DropIns: cniconf.Loaded}
+	return cniconf.Want{Mode: mode, Stanza: stanza(), OwnedName: cniconf.OwnedName, FileMode: 0o600, DropIns: cniconf.Loaded}
 }
 
 // dir makes a directory from names and texts. A name with a slash is a drop-in.
@@ -465,14 +465,6 @@ func TestPlan_NamedConf(t *testing.T) {
 		}
 		check.Diff(t, fmt.Sprintf("%s: after removal", name), tc.back, files(texts(removed(w, done))))
 	}
-	w := want(cniconf.Inline)
-	if plan := w.Plan(single); plan.Waiting == "" || len(plan.Steps) > 0 {
-		t.Errorf("without a name in the settings: %+v", plan)
-	}
-	w.ConfName = "10-x.conf"
-	if plan := w.Plan(dir("10-x.conf", `{"name":"net","plugins":[]}`)); plan.Waiting == "" || len(plan.Steps) > 0 {
-		t.Errorf("an empty list: %+v", plan)
-	}
 }
 
 // TestPlan_Deterministic: a new plan for the same directory, for example after a failed step, continues where the last
@@ -552,45 +544,44 @@ func TestPlan_OwnedCopy(t *testing.T) {
 	check.Diff(t, "types", []string{"calico", "portmap", "istio-cni"}, types(installed(w, owned)))
 }
 
-func TestPlan_UnseenFile(t *testing.T) {
+// TestPlan_Refusals: a plan without steps says why, and the removal changes nothing either.
+func TestPlan_Refusals(t *testing.T) {
 	t.Parallel()
-	start := dir("10-a.conflist", "", "99-lo.conflist", `{"name":"lo","plugins":[{"type":"loopback"}]}`)
-	start["10-a.conflist"] = cniconf.File{Unseen: "a link to somewhere else"}
-	plan := want(cniconf.Inline).Plan(start)
-	if plan.Problem == nil || len(plan.Steps) > 0 || !strings.Contains(plan.Problem.Error(), "a link to somewhere else") {
-		t.Errorf("plan %+v", plan)
-	}
-}
-
-func TestPlan_FileOfOthers(t *testing.T) {
-	t.Parallel()
-	for mode, name := range map[cniconf.Mode]string{cniconf.Owned: cniconf.OwnedName, cniconf.Standalone: "YYY-mine.conflist"} {
-		w := want(mode)
-		w.OwnedName, w.ConfName = name, map[cniconf.Mode]string{cniconf.Standalone: name}[mode]
-		start := dir("10-bridge.conflist", list, name, strings.Replace(list, "net", "theirs", 1))
-		plan := w.Plan(start)
-		if plan.Problem == nil || !strings.Contains(plan.Problem.Error(), "was not made by this program") || len(plan.Steps) > 0 {
-			t.Errorf("%s: plan %+v", mode, plan)
-		}
-		if steps := w.Uninstall(start).Steps; len(steps) > 0 {
-			t.Errorf("%s: removal %+v", mode, steps)
-		}
-	}
-}
-
-// TestPlan_TwinOfNamedFile: a single plugin may have become a list. A file with another extension has no twin.
-func TestPlan_TwinOfNamedFile(t *testing.T) {
-	const single = `{"cniVersion":"1.0.0","name":"net","type":"bridge"}`
-	for name, found := range map[string]string{
-		"10-x.conf": "10-x.conflist", "10-x.json": "10-x.conflist", "10-x.conflist": "10-x.conf", "10-x.v2": "", "10-x": "",
+	const conf, flat = "10-x.conf", `{"cniVersion":"0.4.0","name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}`
+	theirs := strings.Replace(list, "net", "theirs", 1)
+	loopback := dir("99-lo.conflist", `{"name":"lo","plugins":[{"type":"loopback"}]}`)
+	unseen := with(loopback, "10-a.conflist", cniconf.File{Unseen: "a link to somewhere else"})
+	for name, tc := range map[string]struct {
+		mode    cniconf.Mode
+		named   string
+		start   cniconf.Dir
+		problem string // "" for a wait
+	}{
+		"a file that is not seen":       {cniconf.Inline, "", unseen, "a link to somewhere else"},
+		"another's owned file":          {cniconf.Owned, "", dir("10-x.conflist", list, cniconf.OwnedName, theirs), "was not made by this program"},
+		"another's standalone file":     {cniconf.Standalone, "YYY.conflist", dir("YYY.conflist", theirs), "was not made by this program"},
+		"a list as .conf, not named":    {cniconf.Inline, "", dir(conf, flat), ""},
+		"an empty list as .conf, named": {cniconf.Inline, conf, dir(conf, `{"name":"net","plugins":[]}`), ""},
+		"no twin of another extension":  {cniconf.Inline, "10-x.v2", dir("99-other.conflist", list, "10-x.conflist", list), ""},
+		"no twin without an extension":  {cniconf.Inline, "10-x", dir("99-other.conflist", list, "10-x.conflist", list), ""},
 	} {
+		w := want(tc.mode)
+		w.ConfName = tc.named
+		plan := w.Plan(tc.start)
+		refused := tc.problem != "" && strings.Contains(fmt.Sprint(plan.Problem), tc.problem)
+		if !refused && (tc.problem != "" || plan.Waiting == "") || len(plan.Steps) > 0 || len(w.Uninstall(tc.start).Steps) > 0 {
+			t.Errorf("%s: plan %+v", name, plan)
+		}
+	}
+}
+
+// TestPlan_TwinOfNamedFile: a single plugin may have become a list, and a list a single plugin.
+func TestPlan_TwinOfNamedFile(t *testing.T) {
+	for name, twin := range map[string]string{"10-x.conf": "10-x.conflist", "10-x.json": "10-x.conflist", "10-x.conflist": "10-x.conf"} {
+		text := map[string]string{"10-x.conflist": list, "10-x.conf": bridgeConf}[twin]
 		w := want(cniconf.Inline)
 		w.ConfName = name
-		d := dir("99-other.conflist", list, "10-x.conflist", list)
-		if name == "10-x.conflist" {
-			d = dir("99-other.conflist", list, "10-x.conf", single)
-		}
-		if plan := w.Plan(d); plan.Waiting == "" != (found != "") || found != "" && len(plan.Steps) == 0 {
+		if plan := w.Plan(dir("99-other.conflist", list, twin, text)); plan.Primary != "10-x.conflist" || len(plan.Steps) == 0 {
 			t.Errorf("%s: %+v", name, plan)
 		}
 	}

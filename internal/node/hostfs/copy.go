@@ -1,7 +1,6 @@
 package hostfs
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"io"
@@ -17,43 +16,19 @@ import (
 // bigFile is the minimum size in bytes of a file whose pages are dropped from the page cache.
 const bigFile = 1 << 20
 
-// Copy makes to a regular file with the content of from and exactly this mode, and reports whether it changed anything. It is
-// as durable and atomic as WriteFile. It replaces a running program without writing to its file, so the program keeps running.
+// Copy makes to a regular file with the content of from and exactly this mode. It is as durable and atomic as WriteFile. It
+// replaces a running program without writing to its file, so the program keeps running.
 //
 // Unlike WriteFile it replaces a symbolic link instead of its target, and does not keep the owner: the file is a program,
 // which this process must own.
-func (d Disk) Copy(from, to string, mode fs.FileMode) (changed bool, err error) {
-	same, err := d.Identical(from, to, mode)
-	if err != nil || same {
-		return false, err
-	}
+func (d Disk) Copy(from, to string, mode fs.FileMode) error {
 	if err := d.copy(from, to, mode); err != nil {
-		return true, fmt.Errorf("copying %q to %q: %w", from, to, err)
+		return fmt.Errorf("copying %q to %q: %w", from, to, err)
 	}
-	return true, nil
+	return nil
 }
 
-// Identical reports whether Copy would change nothing. An unreadable from is an error. An unreadable to is a different
-// file.
-func (d Disk) Identical(from, to string, mode fs.FileMode) (bool, error) {
-	source, info, err := openRegular(from)
-	if err != nil {
-		return false, fmt.Errorf("comparing %q with %q: %w", to, from, wrapPath("opening", from, err))
-	}
-	defer func() { _ = source.Close() }() // only read
-	if old, statErr := os.Lstat(to); statErr != nil || old.Size() != info.Size() || old.Mode() != mode {
-		return false, nil
-	}
-	target, _, err := openRegular(to)
-	if err != nil {
-		return false, nil
-	}
-	defer func() { _ = target.Close() }() // only read
-	same, err := cmp.Or(d.Compared, &Comparisons{}).equal(source, target)
-	return same, wrapPath("comparing", from, err)
-}
-
-func (d Disk) copy(from, to string, mode fs.FileMode) (err error) {
+func (d Disk) copy(from, to string, mode fs.FileMode) error {
 	source, info, err := openRegular(from)
 	if err != nil {
 		return wrapPath("opening", from, err)
@@ -107,6 +82,25 @@ type statuses [2]syscall.Stat_t
 
 // clockStep is the longest interval in which two changes can get the same time: file systems have steps of up to 2 s.
 const clockStep = 2 * time.Second
+
+// Identical reports whether to is as Disk.Copy makes it. An unreadable from is an error. An unreadable to is a different file.
+func (c *Comparisons) Identical(from, to string, mode fs.FileMode) (bool, error) {
+	source, info, err := openRegular(from)
+	if err != nil {
+		return false, fmt.Errorf("comparing %q with %q: %w", to, from, wrapPath("opening", from, err))
+	}
+	defer func() { _ = source.Close() }() // only read
+	if old, statErr := os.Lstat(to); statErr != nil || old.Size() != info.Size() || old.Mode() != mode {
+		return false, nil
+	}
+	target, _, err := openRegular(to)
+	if err != nil {
+		return false, nil
+	}
+	defer func() { _ = target.Close() }() // only read
+	same, err := c.equal(source, target)
+	return same, wrapPath("comparing", from, err)
+}
 
 func (c *Comparisons) equal(source, target *os.File) (bool, error) {
 	before := statuses{stat(source), stat(target)}

@@ -29,8 +29,7 @@ const (
 // An error means that nothing changed, with one exception: if the fsync of the directory fails after the rename, the
 // complete new content is in place, but a loss of power can bring the old content back.
 type Disk struct {
-	Before   func(Call) error // runs before each call and can refuse it; for tests
-	Compared *Comparisons     // cache for Copy and Identical; nil reads all files each time
+	Before func(Call) error // runs before each call and can refuse it; for tests
 }
 
 // WriteFile writes a file with exactly this mode, whatever the umask. A replaced file keeps its owner. WriteFile follows a
@@ -103,14 +102,14 @@ func (d Disk) replace(path string, fill func(temp *os.File) error, place func(te
 	if err != nil {
 		return err
 	}
-	return d.place(temp.Name(), path, d.complete(temp, fill), place)
+	if err = d.complete(temp, fill); err == nil {
+		err = place(temp.Name(), path)
+	}
+	return d.finish(temp.Name(), path, err)
 }
 
-// place renames a temporary file, or removes it after an error.
-func (d Disk) place(temp, path string, err error, place func(temp, path string) error) error {
-	if err == nil {
-		err = place(temp, path)
-	}
+// finish makes the new name of a temporary file durable, or removes the temporary file after an error.
+func (d Disk) finish(temp, path string, err error) error {
 	if err != nil {
 		_ = d.remove(temp) // the next sweep tries again
 		return err
@@ -135,28 +134,18 @@ func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
 	return err
 }
 
-func (d Disk) create(path string) (*os.File, error) {
-	var file *os.File
-	err := beside(path, func(temp string) error {
-		return d.on("create", temp, func() (err error) {
-			file, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller's path
-			return err
-		})
+func (d Disk) create(path string) (file *os.File, err error) {
+	temp := temporary(path)
+	err = d.on("create", temp, func() (err error) {
+		file, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller's path
+		return err
 	})
 	return file, wrap("creating temporary file", inDirectory(filepath.Dir(path), err))
 }
 
-// beside calls create with names for a temporary file of path until one is free.
-func beside(path string, create func(temp string) error) error {
-	const attempts = 100
-	var err error
-	for range attempts {
-		digits := strconv.FormatUint(uint64(rand.Uint32()), 10) //nolint:gosec // a name, not a secret; O_EXCL protects
-		if err = create(path + ownMark + tempMark + digits); !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-	}
-	return err
+// temporary returns a name for a temporary file of path. A leftover of this name is an error, and the next write has another name.
+func temporary(path string) string {
+	return path + ownMark + tempMark + strconv.FormatUint(uint64(rand.Uint32()), 10) //nolint:gosec // a name, not a secret
 }
 
 func (d Disk) write(temp *os.File, data []byte) error {
@@ -182,35 +171,23 @@ func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
 	return wrap("changing owner", err)
 }
 
-// Symlink durably makes link a symbolic link to target, and reports whether it changed anything. It replaces a file at link. A
-// directory at link is an error.
-func (d Disk) Symlink(target, link string) (changed bool, err error) {
-	if is, err := os.Readlink(link); err == nil && is == target {
-		return false, nil
-	}
-	return true, wrapPath("linking", link, d.symlink(target, link))
-}
-
-func (d Disk) symlink(target, link string) error {
-	var temp string
-	err := beside(link, func(name string) error {
-		temp = name
-		return d.do(Call{Name: "symlink", Path: target, To: name}, func() error { return os.Symlink(target, name) })
-	})
+// Symlink durably makes link a symbolic link to target. It replaces a file at link. A directory at link is an error.
+func (d Disk) Symlink(target, link string) error {
+	temp := temporary(link)
+	err := d.do(Call{Name: "symlink", Path: target, To: temp}, func() error { return os.Symlink(target, temp) })
 	if err != nil {
-		return wrap("creating temporary link", inDirectory(filepath.Dir(link), err))
+		err = wrap("creating temporary link", inDirectory(filepath.Dir(link), err))
+	} else {
+		err = d.finish(temp, link, d.renameOnto(temp, link))
 	}
-	return d.place(temp, link, nil, d.renameOnto)
+	return wrapPath("linking", link, err)
 }
 
-// Rename durably renames a file. It replaces a file at the new name.
+// Rename durably renames a file within its directory. It replaces a file at the new name.
 func (d Disk) Rename(from, to string) error {
 	err := d.rename(from, to, 0)
 	if err == nil {
 		err = d.SyncDir(filepath.Dir(to))
-	}
-	if err == nil && filepath.Dir(from) != filepath.Dir(to) {
-		err = d.SyncDir(filepath.Dir(from))
 	}
 	if err != nil {
 		return fmt.Errorf("renaming %q to %q: %w", from, to, cause(err))

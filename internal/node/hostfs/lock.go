@@ -28,31 +28,28 @@ type FileLock struct{ file *os.File }
 // another process holds the lock, the error is a *HeldError. The lock ends with Close or with the process, however that
 // ends. Child processes do not inherit the lock. The file stays.
 func Lock(path string) (*FileLock, error) {
+	file, err := OpenLocked(path, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, acquire)
+	if err != nil {
+		return nil, wrapPath("locking", path, err)
+	}
+	return &FileLock{file: file}, nil
+}
+
+// OpenLocked opens a file and calls lock, which locks it (flock(2)). It creates a missing file with mode 0600. Another process can
+// remove or replace the file before it is locked, and others will lock the new one: then OpenLocked opens the new one.
+func OpenLocked(path string, flags int, lock func(*os.File) error) (*os.File, error) {
 	for {
-		lock, err := lockOnce(path)
+		file, err := os.OpenFile(path, flags|os.O_CREATE, 0o600) //nolint:gosec // the caller's path
 		if err != nil {
-			return nil, wrapPath("locking", path, err)
+			return nil, cause(inDirectory(filepath.Dir(path), err))
 		}
-		if lock.isAt(path) {
-			return lock, nil
+		if err = lock(file); err == nil && isAt(file, path) {
+			return file, nil
 		}
-		// The file was removed or replaced before it was locked: other processes will lock another file.
-		if err := lock.Close(); err != nil {
+		if err = errors.Join(err, file.Close()); err != nil {
 			return nil, err
 		}
 	}
-}
-
-func lockOnce(path string) (*FileLock, error) {
-	const flags = os.O_RDWR | os.O_CREATE | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
-	file, err := os.OpenFile(path, flags, 0o600) //nolint:gosec // the caller's path
-	if err != nil {
-		return nil, cause(inDirectory(filepath.Dir(path), err))
-	}
-	if err := acquire(file); err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	return &FileLock{file: file}, nil
 }
 
 func acquire(file *os.File) error {
@@ -78,9 +75,9 @@ func acquire(file *os.File) error {
 	return wrap("writing process number", err)
 }
 
-// isAt reports whether the locked file is still the file at path.
-func (l *FileLock) isAt(path string) bool {
-	mine, err := l.file.Stat()
+// isAt reports whether an open file is still the file at path.
+func isAt(file *os.File, path string) bool {
+	mine, err := file.Stat()
 	if err != nil {
 		return false
 	}
@@ -91,7 +88,7 @@ func (l *FileLock) isAt(path string) bool {
 // Reacquire locks the file at path if the locked file was removed, so that other processes cannot find it. It reports whether
 // it did.
 func (l *FileLock) Reacquire(path string) (bool, error) {
-	if l.isAt(path) {
+	if isAt(l.file, path) {
 		return false, nil
 	}
 	fresh, err := Lock(path)

@@ -120,11 +120,3 @@ func modeOf(tb testing.TB, path string) os.FileMode {
 	check.OK(tb, err)
 	return info.Mode() &^ os.ModeType
 }
-
-// inode changes when a file is replaced.
-func inode(tb testing.TB, path string) uint64 {
-	tb.Helper()
-	var stat syscall.Stat_t
-	check.OK(tb, syscall.Lstat(path, &stat))
-	return stat.Ino
-}

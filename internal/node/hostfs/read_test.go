@@ -183,10 +183,7 @@ func TestHint(t *testing.T) {
 		{"missing directory", hostfs.Disk{}.WriteFile(filepath.Join(dir, "no", "f"), nil, 0o600), []string{
 			"does not exist", "global.platform", "k3s", "openshift",
 		}},
-		{"missing directory for a link", func() error {
-			_, err := hostfs.Disk{}.Symlink("x", filepath.Join(dir, "no", "f"))
-			return err
-		}(), []string{"does not exist", "global.platform"}},
+		{"missing directory for a link", hostfs.Disk{}.Symlink("x", filepath.Join(dir, "no", "f")), []string{"does not exist", "global.platform"}},
 		{"missing file", missingFile, nil},
 		{"access", failing(syscall.EACCES), []string{"seLinuxOptions.type=spc_t", "AppArmor", "lsattr"}},
 		{"not permitted", failing(syscall.EPERM), []string{"SELinux", "immutable"}},
@@ -207,26 +204,4 @@ func TestHint(t *testing.T) {
 			}
 		}
 	}
-}
-
-// The errors come from the kernel, for a full and for a read-only file system.
-func TestDisk_ErrorsOfRealFileSystems(t *testing.T) {
-	t.Parallel()
-	if !ownMounts(t) {
-		return
-	}
-	dir := t.TempDir()
-	check.OK(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
-	t.Cleanup(func() { check.OK(t, unix.Unmount(dir, 0)) })
-	path := filepath.Join(dir, "f")
-	check.OK(t, hostfs.Disk{}.WriteFile(path, []byte("old"), 0o600))
-	fails := func(want syscall.Errno) {
-		err := hostfs.Disk{}.WriteFile(path, make([]byte, 100<<10), 0o600)
-		if !errors.Is(err, want) || hostfs.Hint(err) == "" || len(names(t, dir)) != 1 || content(path) != "old" {
-			t.Errorf("error %v, want %v; files %q, content %q", err, want, names(t, dir), content(path))
-		}
-	}
-	fails(syscall.ENOSPC)
-	check.OK(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	fails(syscall.EROFS)
 }

@@ -2,6 +2,7 @@ package hostfs_test
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -129,7 +130,7 @@ func TestMove(t *testing.T) {
 		name    string
 		before  func(from, to string) op
 		changed bool
-		want    string // see state
+		want    string // NAME=CONTENT of each file
 	}{
 		{"free name", func(_, _ string) op { return each() }, false, "to=a"},
 		{"written in between", func(from, _ string) op { return write(from, "theirs") }, true, "from=theirs"},
@@ -141,8 +142,14 @@ func TestMove(t *testing.T) {
 		if err := among(false, nil, tc.before(from, to)).Move(from, to, []byte("a")); errors.Is(err, hostfs.ErrChanged) != tc.changed {
 			t.Errorf("%s: error %v", tc.name, err)
 		}
-		if got, _ := state(t, dir); got != tc.want {
-			t.Errorf("%s: files %q, want %q", tc.name, got, tc.want)
+		var got []string
+		for _, name := range names(t, dir) {
+			got = append(got, name+"="+content(filepath.Join(dir, name)))
 		}
+		check.Equal(t, strings.Join(got, " "), tc.want, tc.name)
 	}
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	check.OK(t, each(write(from, "a"), write(to, "b"), func() error { return hostfs.Disk{}.Rename(from, to) })())
+	check.Equal(t, fmt.Sprint(names(t, dir), content(to)), "[to]a", "Rename replaces a file")
 }

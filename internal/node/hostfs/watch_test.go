@@ -210,28 +210,6 @@ func TestWatch_OtherNames(t *testing.T) {
 	})
 }
 
-func TestWatch_DirectoryMadeAgain(t *testing.T) {
-	onEachFS(t, func(t *testing.T, base string) {
-		dir := filepath.Join(base, "net.d")
-		check.OK(t, os.Mkdir(dir, 0o755))
-		f := newFixture(t, at(dir))
-		for i := range 3 {
-			f.expectEach(t,
-				step{"the file before", write(filepath.Join(dir, "f"), "")},
-				step{"delete", remove(dir)},
-				step{"make again", mkdir(dir)},
-				step{"chmod of it", chmod(dir, 0o700)},
-				step{"a file in it", write(filepath.Join(dir, fmt.Sprint(i)), "")},
-				step{"rename away", rename(dir, dir+".old")},
-				step{"another in its place", mkdir(dir)},
-				step{"a file in that", write(filepath.Join(dir, "f2"), "")},
-			)
-			f.ignores(t, "a file in the directory that was renamed away", write(filepath.Join(dir+".old", "f3"), ""))
-			check.OK(t, os.RemoveAll(dir+".old"))
-		}
-	})
-}
-
 // The new directory often gets the inode number of the old one at once, and the events of both are mixed.
 func TestWatch_Churn(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
@@ -271,48 +249,27 @@ func TestWatch_MissingPaths(t *testing.T) {
 	})
 }
 
-// volume is a directory that the kubelet makes for a Secret, a ConfigMap or a projected volume.
-type volume struct {
-	dir string
-	n   int
-}
-
-// swap updates the volume: a new directory, a new link to it, and the link renamed onto ..data, as the kubelet's
-// AtomicWriter does; the old directory is removed afterwards.
-func (v *volume) swap(tb testing.TB, token string) {
-	tb.Helper()
-	old, _ := os.Readlink(filepath.Join(v.dir, "..data"))
-	v.n++
-	fresh := fmt.Sprintf("..2026_01_02_03_04_05.%d", v.n)
-	data := filepath.Join(v.dir, "..data")
-	check.OK(tb, each(mkdir(filepath.Join(v.dir, fresh)), write(filepath.Join(v.dir, fresh, "token"), token),
-		symlink(fresh, data+"_tmp"), rename(data+"_tmp", data))())
-	if old == "" {
-		check.OK(tb, os.Symlink("..data/token", filepath.Join(v.dir, "token")))
-		return
-	}
-	check.OK(tb, os.RemoveAll(filepath.Join(v.dir, old)))
-}
-
+// TestWatch_KubeletVolume updates a volume like the kubelet's AtomicWriter: with a new directory, and a new link to it that is
+// renamed onto ..data. The old directory is removed afterwards.
 func TestWatch_KubeletVolume(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
-		v := &volume{dir: filepath.Join(base, "serviceaccount")}
-		token := filepath.Join(v.dir, "token")
+		dir := filepath.Join(base, "serviceaccount")
+		token, data := filepath.Join(dir, "token"), filepath.Join(dir, "..data")
 		for name, path := range map[string]hostfs.Path{
 			"file":      at(token),
-			"directory": at(v.dir),
-			"only data": {Name: v.dir, Only: func(base string) bool { return base == "..data" }},
+			"directory": at(dir),
+			"only data": {Name: dir, Only: func(base string) bool { return base == "..data" }},
 		} {
 			t.Run(name, func(t *testing.T) {
-				*v = volume{dir: v.dir}
-				check.OK(t, os.RemoveAll(v.dir))
-				f := newFixture(t, path)
+				check.OK(t, each(remove(dir), mkdir(dir), symlink("..data/token", token))())
+				f, old := newFixture(t, path), ""
 				for i := range 10 {
-					v.swap(t, fmt.Sprint(i))
+					fresh := filepath.Join(dir, fmt.Sprintf("..2026_01_02_03_04_05.%d", i))
+					check.OK(t, each(mkdir(fresh), write(filepath.Join(fresh, "token"), fmt.Sprint(i)), symlink(filepath.Base(fresh), data+"_tmp"),
+						rename(data+"_tmp", data), remove(old))())
 					f.expect(t, fmt.Sprintf("swap %d", i))
-					if got := content(token); got != fmt.Sprint(i) {
-						t.Fatalf("token %q", got)
-					}
+					check.Equal(t, content(token), fmt.Sprint(i), "token")
+					old = fresh
 				}
 				if name == "file" {
 					f.expectEach(t, step{"a write in the volume", write(token, "in place")})

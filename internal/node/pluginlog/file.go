@@ -3,13 +3,14 @@ package pluginlog
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
 // The rolling file, its limits and the names of its backups equal the reference's, so that a log collector for the
@@ -47,29 +48,19 @@ func appendFile(path string, lines []byte, limit int64, now time.Time) error {
 	return nil
 }
 
-// openLocked opens the file and waits for its lock. It repeats this until the locked file is the one at the path,
-// because another process may have rotated it. Closing the file releases the lock.
+// openLocked opens the file and waits for its lock. Closing the file releases the lock.
 func openLocked(path string) (file *os.File, size int64, err error) {
-	for {
-		file, err = os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600) //nolint:gosec // the path comes from the configuration
-		if err != nil {
-			return nil, 0, err
-		}
-		var locked, current fs.FileInfo
-		if err = unix.Flock(int(file.Fd()), unix.LOCK_EX); err == nil {
-			locked, err = file.Stat()
-		}
-		if err == nil {
-			current, err = os.Stat(path)
-		}
-		if err == nil && os.SameFile(locked, current) {
-			return file, locked.Size(), nil
-		}
-		_ = file.Close()
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, 0, err
-		}
+	file, err = hostfs.OpenLocked(path, os.O_RDWR|os.O_APPEND, func(file *os.File) error {
+		return unix.Flock(int(file.Fd()), unix.LOCK_EX)
+	})
+	if err != nil {
+		return nil, 0, err
 	}
+	info, err := file.Stat()
+	if err != nil {
+		return nil, 0, errors.Join(err, file.Close())
+	}
+	return file, info.Size(), nil
 }
 
 // rotate renames the locked file to the only backup. If this fails the file keeps growing.

@@ -1,7 +1,6 @@
 package pluginlog
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -11,8 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,70 +20,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
-
-const (
-	writers     = 50 // processes
-	invocations = 20 // per process
-	batch       = 10 // records per invocation
-)
-
-// playWriter runs a series of plugin invocations in one process. All records have the same length.
-func playWriter() {
-	limit, err := strconv.ParseInt(os.Getenv("LIMIT"), 10, 64)
-	if err != nil {
-		panic(err)
-	}
-	for i := range invocations {
-		l := open(options{RunDir: os.Getenv("DIR"), Timeout: time.Hour})
-		l.maxFile = limit
-		for n := range batch {
-			l.Logger().Info("record", "writer", os.Getenv("WRITER"), "number", fmt.Sprintf("%06d", i*batch+n))
-		}
-		l.Close()
-	}
-}
-
-// runWriters runs all writers at the same time. Each file is limited to the given part of their total output.
-func runWriters(t *testing.T, dir string, part float64) (limit int64) {
-	t.Helper()
-	one := logged(t, options{}, func(log *slog.Logger) { log.Info("record", "writer", "00", "number", "000000") })
-	limit = int64(part * float64(len(one)*writers*invocations*batch))
-	var running []*exec.Cmd
-	var stderr [writers]bytes.Buffer
-	for i := range writers {
-		cmd := agenttest.Child(t, roleVariable+"=writer", "DIR="+dir, "WRITER="+fmt.Sprintf("%02d", i), fmt.Sprintf("LIMIT=%d", limit))
-		cmd.Stderr = &stderr[i]
-		check.OK(t, cmd.Start())
-		running = append(running, cmd)
-	}
-	for i, cmd := range running {
-		if err := cmd.Wait(); err != nil || stderr[i].Len() > 0 {
-			t.Errorf("writer %d: %v %s", i, err, stderr[i].String())
-		}
-	}
-	return limit
-}
-
-// written returns the numbers of each writer's records in the directory's log files, backup first.
-func written(t *testing.T, dir string) map[string][]int {
-	t.Helper()
-	numbers := make(map[string][]int)
-	for _, path := range append(backups(t, dir), fileName) {
-		content := readFile(t, filepath.Join(dir, path))
-		t.Logf("%s: %d bytes", path, len(content))
-		if !strings.HasSuffix(content, "\n") {
-			t.Errorf("%s ends within a line", path)
-		}
-		for line := range strings.Lines(content) {
-			record := decode(t, line)
-			n, err := strconv.Atoi(record["number"].(string))
-			check.OK(t, err)
-			writer := record["writer"].(string)
-			numbers[writer] = append(numbers[writer], n)
-		}
-	}
-	return numbers
-}
 
 func names(t *testing.T, dir string) (all []string) {
 	t.Helper()
@@ -104,35 +39,44 @@ func backups(t *testing.T, dir string) []string {
 	})
 }
 
-// One rotation loses nothing, several lose only the oldest records.
-func TestFile_ManyProcesses(t *testing.T) {
-	for name, part := range map[string]float64{"one rotation": 0.6, "many rotations": 0.05} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			limit := runWriters(t, dir, part)
-			numbers, kept := written(t, dir), backups(t, dir)
-			if len(kept) != 1 {
-				t.Fatalf("backups are %q, want one", kept)
-			}
-			if size := len(readFile(t, filepath.Join(dir, kept[0]))); int64(size) < limit-limit/10 {
-				t.Errorf("backup was made at %d bytes of %d", size, limit)
-			}
-			if part > 0.5 && len(numbers) != writers {
-				t.Errorf("%d writers, want %d", len(numbers), writers)
-			}
-			for writer, got := range numbers {
-				first := invocations*batch - len(got)
-				if part > 0.5 {
-					first = 0
+// TestFile_ManyWriters: many rotations lose only the oldest records. For the lock of a file, two files that are open in one process
+// are like two processes.
+func TestFile_ManyWriters(t *testing.T) {
+	const writers, invocations, batch, limit = 50, 20, 10, 16 << 10
+	dir := t.TempDir()
+	var running sync.WaitGroup
+	for writer := range writers {
+		running.Go(func() {
+			for i := range invocations {
+				var lines []byte
+				for n := range batch {
+					lines = fmt.Appendf(lines, "{\"writer\":%d,\"number\":%d}\n", writer, i*batch+n)
 				}
-				for i := range max(len(got), invocations*batch-first) {
-					if i >= len(got) || got[i] != first+i {
-						t.Errorf("writer %s has not all from %d on, in order: %v", writer, first, got)
-						break
-					}
-				}
+				check.OK(t, appendFile(filepath.Join(dir, fileName), lines, limit, time.Now()))
 			}
 		})
+	}
+	running.Wait()
+	kept := backups(t, dir)
+	if len(kept) != 1 {
+		t.Fatalf("backups are %q, want one", kept)
+	}
+	backup := readFile(t, filepath.Join(dir, kept[0]))
+	if len(backup) < limit-limit/10 {
+		t.Errorf("backup was made at %d bytes of %d", len(backup), limit)
+	}
+	numbers := map[any][]any{}
+	for line := range strings.Lines(backup + readFile(t, filepath.Join(dir, fileName))) {
+		record := decode(t, line)
+		numbers[record["writer"]] = append(numbers[record["writer"]], record["number"])
+	}
+	for writer, got := range numbers {
+		for i, number := range got {
+			if first := invocations*batch - len(got); number != float64(first+i) {
+				t.Errorf("writer %v has not all from %d on, in order: %v", writer, first, got)
+				break
+			}
+		}
 	}
 }
 
@@ -212,38 +156,6 @@ func TestFile_Rotation(t *testing.T) {
 	}
 }
 
-func TestFile_FullDisk(t *testing.T) {
-	if !inMountNamespace(t) {
-		return
-	}
-	dir := mountTmpfs(t, "32k")
-	put(t, dir, "filler", strings.Repeat("x", 12<<10))
-	invoke := func(msg string) string {
-		return logged(t, options{RunDir: dir}, func(log *slog.Logger) {
-			for range 100 {
-				log.Info(msg, "text", strings.Repeat("x", 300)) //nolint:sloglint // to tell the invocations apart
-			}
-		})
-	}
-	for range 2 {
-		if stderr := invoke("full"); !strings.Contains(stderr, "no space left on device") {
-			t.Errorf("stderr has no warning of the full disk: %q", stderr[len(stderr)-200:])
-		}
-	}
-	check.OK(t, os.Remove(filepath.Join(dir, "filler")))
-	_ = logged(t, options{RunDir: dir}, func(log *slog.Logger) { log.Info("room again") })
-	var torn int
-	lines := strings.Split(strings.TrimSuffix(readFile(t, filepath.Join(dir, fileName)), "\n"), "\n")
-	for _, line := range lines {
-		if !json.Valid([]byte(line)) {
-			torn++
-		}
-	}
-	if torn != 1 || !strings.Contains(lines[len(lines)-1], "room again") {
-		t.Errorf("%d torn of %d lines, the last is %q", torn, len(lines), lines[len(lines)-1])
-	}
-}
-
 func TestFile_OddRunDirs(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
@@ -313,7 +225,7 @@ func TestFile_Hangs(t *testing.T) {
 			agenttest.Eventually(t, "stderr has a warning about the file", func() bool {
 				return strings.Contains(p.stderr.String(), fileName+`","error":"context deadline exceeded"`)
 			})
-			check.Equal(t, len(p.only(t).lines), records, "agent has")
+			check.Equal(t, len(p.only(t)), records, "agent has")
 			agenttest.Eventually(t, "only the file's goroutine is left", func() bool {
 				left := leftBehind()
 				return len(left) == 1 && strings.Contains(left[0], "pluginlog.appendFile")
@@ -324,13 +236,12 @@ func TestFile_Hangs(t *testing.T) {
 	}
 }
 
-// roleVariable selects the role of this binary when one of its tests runs it again.
-const roleVariable = "PLUGINLOG_TEST_ROLE"
+// roleVariable is set when a test runs this binary again, as a plugin.
+const roleVariable = "PLUGINLOG_TEST_TALKER"
 
 func TestMain(m *testing.M) {
-	roles := map[string]func(){"writer": playWriter, "talker": playTalker}
-	if play := roles[os.Getenv(roleVariable)]; play != nil {
-		play()
+	if os.Getenv(roleVariable) != "" {
+		playTalker()
 		return
 	}
 	m.Run()
@@ -463,7 +374,7 @@ func (p *place) want(t *testing.T, stderr, others string) {
 		got["file"] = strings.Join(messages(t, string(content)), " ") + "."
 	}
 	for _, r := range p.all() {
-		got["agent"] += strings.Join(messages(t, strings.Join(r.lines, "")), " ") + "."
+		got["agent"] += strings.Join(messages(t, strings.Join(r, "")), " ") + "."
 	}
 	if others != "" {
 		others += "."

@@ -48,10 +48,9 @@ type Log struct {
 	// Timeout is the longest delay that all sinks together may cause. Set it before Close.
 	Timeout time.Duration
 
-	stderr  io.Writer
-	root    handler
-	now     func() time.Time
-	maxFile int64
+	stderr io.Writer
+	root   handler
+	now    func() time.Time
 
 	mu      sync.Mutex
 	runDir  string
@@ -76,7 +75,7 @@ func New(stderr io.Writer, scope string) *Log {
 		stderr = withoutSIGPIPE(file)
 	}
 	l := &Log{
-		Timeout: DefaultTimeout, stderr: stderr, level: lowest, maxFile: maxFile, idle: make(chan struct{}),
+		Timeout: DefaultTimeout, stderr: stderr, level: lowest, idle: make(chan struct{}),
 		now: time.Now, //nolint:forbidigo // the only clock of the package
 	}
 	close(l.idle)
@@ -218,7 +217,7 @@ func (l *Log) deliver(ctx context.Context) {
 	defer cancel()
 	var sinks sync.WaitGroup
 	for name, send := range map[string]func(path string) error{
-		fileName:   func(path string) error { return appendFile(path, text, l.maxFile, l.now()) },
+		fileName:   func(path string) error { return appendFile(path, text, maxFile, l.now()) },
 		socketName: func(path string) error { return relay(ctx, path, text) },
 	} {
 		path := filepath.Join(runDir, name)

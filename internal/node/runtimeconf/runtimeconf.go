@@ -32,9 +32,8 @@ import (
 type Config struct {
 	// Runtime is Containerd or CRIO, "" if neither was found.
 	Runtime string
-	// Source is the runtime's main file, "" if it runs with its defaults. Files has all files that it names, including Source. Unread
-	// is the error of reading one of them or their directories: the runtime may still use older values.
-	Source string
+	// Files has the runtime's main file and all files that it names, none if it runs with its defaults. Unread is the error of reading
+	// one of them or their directories: the runtime may still use older values.
 	Files  []string
 	Unread error
 	// ConfDir is the configuration directory, BinDirs the plugin directories in search order.
@@ -90,7 +89,7 @@ func places() []place {
 
 // Read returns the configuration of the node whose file system is at root. A running runtime has priority over one that has only a file.
 func Read(root string) Config {
-	r := &reader{root: root, done: map[string]bool{}}
+	r := &reader{root: root}
 	at, found := r.find()
 	if !found {
 		return Config{}
@@ -130,7 +129,7 @@ func (c Config) Doubt() error {
 func (r *reader) pending(at place) bool {
 	names := slices.Clone(r.searched)
 	for _, p := range places() {
-		if r.Source == "" && p.socket == at.socket { // any of the files may have been its source
+		if len(r.Files) == 0 && p.socket == at.socket { // any of the files may have been its main file
 			names = append(names, p.file)
 		}
 	}
@@ -172,7 +171,6 @@ type reader struct {
 	Config
 
 	root string
-	done map[string]bool
 	// searched has the directories in which files were looked up, whether they exist or not.
 	searched []string
 }
@@ -223,10 +221,9 @@ func (r *reader) unread(name string, err error) {
 
 // decode reads a file into a value, at most once per file. It reports whether the file was read.
 func (r *reader) decode(file string, into any) bool {
-	if r.done[file] {
+	if slices.Contains(r.Files, file) {
 		return false
 	}
-	r.done[file] = true
 	if len(r.Files) >= maxFiles {
 		r.unread(file, fmt.Errorf("the runtime has more than %d files", maxFiles))
 		return false

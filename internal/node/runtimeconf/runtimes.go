@@ -46,12 +46,12 @@ func (f *containerdFile) section() *criPlugin {
 
 // containerd reads the main file and its imports, each once, breadth first like LoadConfig.
 func (r *reader) containerd(main string) {
-	if r.exists(main) {
-		r.Source = main
+	if !r.exists(main) {
+		return
 	}
 	for pending, first := []string{main}, true; len(pending) > 0; pending = pending[1:] {
 		var f containerdFile
-		if pending[0] == main && r.Source == "" || !r.decode(pending[0], &f) {
+		if !r.decode(pending[0], &f) {
 			continue
 		}
 		r.checkFile(pending[0], &f, first)
@@ -143,7 +143,6 @@ func (r *reader) crio() {
 		if !r.decode(file, &f) {
 			continue
 		}
-		r.Source = cmp.Or(r.Source, file)
 		network := f.CRIO.Network
 		r.ConfDir, extra = cmp.Or(network.NetworkDir, r.ConfDir), cmp.Or(network.PluginDir, extra)
 		if len(network.PluginDirs) > 0 {

@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
 // ErrServed is the error of a socket that another process serves.
@@ -45,17 +47,11 @@ type Socket struct {
 // Bind creates the socket, in place of a stale one. Two agents never bind at the same time: they have their own lock. The
 // caller also checks the credentials of a client that connects before the mode is set.
 func Bind(ctx context.Context, o Options) (*Socket, error) {
-	dir := filepath.Dir(o.Path)
-	_, err := os.Stat(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = os.MkdirAll(dir, 0o755); err == nil { //nolint:gosec // parent directories have the mode of /var and /run
-			err = os.Chmod(dir, o.DirMode)
-		}
+	err := (hostfs.Disk{}).MkdirAll(filepath.Dir(o.Path), o.DirMode)
+	if err == nil {
+		err = removeStale(ctx, o.Network, o.Path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("making directory of socket: %w", err)
-	}
-	if err = removeStale(ctx, o.Network, o.Path); err != nil {
 		return nil, fmt.Errorf("making socket %q: %w", o.Path, err)
 	}
 	var config net.ListenConfig

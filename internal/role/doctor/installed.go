@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,7 +34,8 @@ func directories(_ context.Context, v *view) document.Check {
 		return warn("see the container runtime's configuration in docs/errors.md, or name the directories: cniConfDir and cniBinDir of the chart",
 			"where the runtime looks is not known: %v", err)
 	}
-	runtime := fmt.Sprintf("%s (%s)", c.Runtime, cmp.Or(c.Source, "by its defaults, without a file"))
+	files := append(slices.Clone(c.Files), "by its defaults, without a file")
+	runtime := fmt.Sprintf("%s (%s)", c.Runtime, files[0])
 	where := fmt.Sprintf("%s reads configuration in %s and plugins in %s", runtime, c.ConfDir, strings.Join(c.BinDirs, ", "))
 	finds := func(dir string) bool {
 		return slices.ContainsFunc(c.BinDirs, func(bin string) bool { return same(v.below(bin), v.seen(dir)) })

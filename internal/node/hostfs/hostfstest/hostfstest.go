@@ -1,11 +1,9 @@
 // Package hostfstest interrupts work on the node's files at each of its operations, to show that the files which it
 // leaves behind are valid.
 //
-// Operations count from zero: KillAt(0) fails the first operation. A test covers all of them with
-//
-//	for n := range hostfstest.Count(work) { ... hostfs.Disk{Before: hostfstest.KillAt(n).Before} ... }
-//
-// with fresh files each time. An operation without a fault changes the real file system.
+// Operations count from zero: KillAt(0) fails the first operation. A test covers all of them with fresh files each time, until
+// the log is no longer than the number. An operation without a fault changes the real file system. The tests of package
+// installation do this for all operations of a hostfs.Disk.
 package hostfstest
 
 import (
@@ -45,9 +43,6 @@ func PowerCutAt(n int) *Faults {
 
 // FailAt fails operation n with err and lets all others through. A failing write is half done.
 func FailAt(n int, err error) *Faults { return &Faults{at: n, err: err} }
-
-// Count returns the number of operations of work when all of them succeed.
-func Count(work func(disk hostfs.Disk)) int { return len(Record(work)) }
 
 // Record returns the operations of work, such as "rename /a/b.tmp.7 /a/b".
 func Record(work func(disk hostfs.Disk)) []string {
