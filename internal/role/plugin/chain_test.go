@@ -364,8 +364,8 @@ func TestAdd_NetnsResolvedOnce(t *testing.T) {
 		check.OK(t, err)
 		once := func(call string, want int, r *trace.Record, out []byte) {
 			t.Helper()
-			if uses := r.Under("resolved-once"); r.Status.ExitStatus() != 0 || len(uses) != want {
-				t.Errorf("%s, %s: %v; the path is resolved %d times, want %d: %s", backend, call, r.Status, len(uses), want, out)
+			if uses := r.Under("resolved-once"); r.Code != 0 || len(uses) != want {
+				t.Errorf("%s, %s: exit code %d; the path is resolved by %q, want %d times: %s", backend, call, r.Code, uses, want, out)
 			}
 		}
 		for _, call := range []string{"ADD", "CHECK", "DEL"} {

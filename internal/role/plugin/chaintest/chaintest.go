@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -58,8 +59,19 @@ func Program(tb testing.TB) string {
 	return shared
 }
 
+// measured makes a test binary the parent of a plugin: see [Node.Measured].
+const measured = "CHAINTEST_MEASURED"
+
 // Main runs the tests of a package, and removes their program.
 func Main(m *testing.M) {
+	if os.Getenv(measured) != "" { //nolint:forbidigo // set by Measured
+		cmd := exec.CommandContext(context.Background(), os.Args[0])
+		cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
+		_ = cmd.Run()                                         // the exit code has the result
+		used := cmd.ProcessState.SysUsage().(*syscall.Rusage) //nolint:forcetypeassert // of Linux
+		_, _ = fmt.Fprint(os.Stderr, used.Maxrss)
+		os.Exit(cmd.ProcessState.ExitCode()) //nolint:forbidigo // as below
+	}
 	code := m.Run()
 	if shared != "" {
 		_ = os.RemoveAll(filepath.Dir(shared))
@@ -341,7 +353,24 @@ func (p Pod) Environ(command, path string) []string {
 	}
 }
 
-// Traced is Exec with a trace of every system call, whether the command succeeds or not.
+// Measured is Exec with the most memory that the program, or a process that it started, had, in kB. The kernel adds the memory of the
+// process that starts a program to it, so it is a new one and not that of the tests.
+func (n *Node) Measured(command string, p Pod, input []byte) (memory, code int, stdout []byte) {
+	n.tb.Helper()
+	var out, size bytes.Buffer
+	err := netns.Do(n.Netns, func() error {
+		cmd := n.Command(command, p, input, measured+"=yes")
+		cmd.Path, cmd.Stdout, cmd.Stderr = "/proc/self/exe", &out, &size
+		_ = cmd.Run() // the exit code is the program's
+		code = cmd.ProcessState.ExitCode()
+		_, err := fmt.Sscan(size.String(), &memory)
+		return err
+	})
+	check.OK(n.tb, err, size.String())
+	return memory, code, out.Bytes()
+}
+
+// Traced is Exec with a trace of its system calls, whether the command succeeds or not.
 func (n *Node) Traced(command string, p Pod, input []byte, extra ...string) (*trace.Record, []byte) {
 	n.tb.Helper()
 	var record *trace.Record
