@@ -218,27 +218,6 @@ func TestSettings_Warnings(t *testing.T) {
 	check.Equal(t, len(c.warnings), 0, "warnings", c.warnings)
 }
 
-// TestSettings_ChartsEnvironment has the environment of Istio's newest chart, value for value.
-func TestSettings_ChartsEnvironment(t *testing.T) {
-	t.Parallel()
-	env := cluster("CURRENT_AGENT_VERSION=1.31", "AMBIENT_ENABLED=false", "AMBIENT_DNS_CAPTURE=true", "AMBIENT_IPV6=true",
-		"AMBIENT_ENABLEMENT_SELECTOR="+selectorYAML, "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP=true",
-		"ENABLE_AMBIENT_DETECTION_RETRY=false", "ISTIO_OWNED_CNI_CONFIG=false", "CHAINED_CNI_PLUGIN=true",
-		"EXCLUDE_NAMESPACES=kube-system", "REPAIR_ENABLED=true", "REPAIR_LABEL_PODS=false", "REPAIR_DELETE_PODS=false",
-		"REPAIR_REPAIR_PODS=true", "REPAIR_INIT_CONTAINER_NAME=istio-validation",
-		"REPAIR_BROKEN_POD_LABEL_KEY=cni.istio.io/uninitialized", "REPAIR_BROKEN_POD_LABEL_VALUE=true", "NATIVE_NFTABLES=false",
-		"REPAIR_NODE_NAME=n1", "REPAIR_RUN_AS_DAEMON=true", "REPAIR_SIDECAR_ANNOTATION=sidecar.istio.io/status",
-		"ALLOW_SWITCH_TO_HOST_NS=true", "NODE_NAME=n1", "GOMEMLIMIT=0", "POD_NAME=istio-cni-node-abcde")
-	c := mustLoad(t, env, "--log_output_level=info", "--log_as_json")
-	if c.Want.Mode != cniconf.Inline || c.NodeName != "n1" || !c.Repair.Switches.InPlace || !c.logJSON ||
-		!slices.Equal(c.Want.Stanza.ExcludeNamespaces, []string{"kube-system"}) {
-		t.Errorf("%s", c)
-	}
-	if len(c.warnings) > 0 || !c.RepairEnabled || c.Repair.Node != "n1" {
-		t.Errorf("warnings %q, repair %+v", c.warnings, c.Repair)
-	}
-}
-
 func started(t *testing.T, env map[string]string, args ...string) input {
 	t.Helper()
 	in, err := parse(args, around(env))

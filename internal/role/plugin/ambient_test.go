@@ -8,8 +8,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -231,39 +229,6 @@ func TestAmbient_NotEnrolled(t *testing.T) {
 				t.Errorf("reported %+v", r)
 			}
 		})
-	}
-}
-
-// TestAmbient_AgentAbsent: neither agent nor API server can say whether a pod is in the mesh, so it must wait. The pods that their
-// names decide about start.
-func TestAmbient_AgentAbsent(t *testing.T) {
-	t.Parallel()
-	n := chaintest.New(t, chaintest.Program(t))
-	check.OK(t, os.Remove(filepath.Join(n.RunDir, "istio-cni-kubeconfig")))
-	stanza := ambientStanza(chaintest.Stanza{"api_timeout": "1s"})
-	maps.Copy(stanza, delivered(`{}`))
-	check.Fails(t, chain(n, n.NewPod("shop", "web", nil), stanza), "cannot tell whether pod shop/web is in the mesh")
-	for _, pod := range []chaintest.Pod{n.NewPod("kube-system", "coredns", nil), n.NewPod("istio-system", "istio-cni-node-x2x4", nil)} {
-		check.OK(t, chain(n, pod, stanza), pod.Name)
-	}
-}
-
-// TestAmbient_OtherPods: a pod with a sidecar is captured, and one that is not selected is left alone: no event is sent.
-func TestAmbient_OtherPods(t *testing.T) {
-	t.Parallel()
-	for name, captured := range map[string]bool{"sidecar": true, "plain": false} {
-		n := chaintest.New(t, chaintest.Program(t))
-		pod := n.NewPod("shop", name, nil)
-		facts := chosen(pod)
-		facts.Selected = captured // the sidecar wins
-		if captured {
-			facts.Annotations = map[string]string{sidecar.StatusKey: "{}"}
-			facts.Containers = append(facts.Containers, sidecar.Container{Name: sidecar.ProxyContainer, Args: []string{"proxy", "sidecar"}})
-		}
-		agent := serveAmbient(t, n, facts, enrolling(enrolled))
-		check.OK(t, chain(n, pod, ambientStanza(nil)))
-		check.Equal(t, pod.Captured(t), captured, name)
-		check.Equal(t, len(agent.received()), 0, "events")
 	}
 }
 

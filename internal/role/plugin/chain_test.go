@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -139,78 +140,50 @@ func TestCheck_Differences(t *testing.T) {
 	}
 }
 
-// TestStatus_Succeeds: after a failed STATUS the runtime reports the network as not ready, and then no pod on it
-// starts, not even the node agent. So STATUS succeeds on a node that cannot serve pods of the mesh; ADD of such a pod fails.
-func TestStatus_Succeeds(t *testing.T) {
-	t.Parallel()
-	for name, spoil := range map[string]func(*testing.T, *chaintest.Node) chaintest.Stanza{
-		"a ready node": func(*testing.T, *chaintest.Node) chaintest.Stanza { return nil },
-		"after a reboot": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
-			t.Helper()
-			check.OK(t, os.RemoveAll(n.RunDir))
-			return nil
-		},
-		"a damaged kubeconfig": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
-			t.Helper()
-			check.OK(t, os.Truncate(filepath.Join(n.RunDir, "istio-cni-kubeconfig"), 0))
-			return nil
-		},
-		"an API server that is gone": func(_ *testing.T, n *chaintest.Node) chaintest.Stanza { n.API.Stop(); return nil },
-		"an unusable stanza": func(*testing.T, *chaintest.Node) chaintest.Stanza {
-			return chaintest.Stanza{"second_ip_family": "maybe", "api_timeout": "never", "backend": 7}
-		},
-		"a failed self-test": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
-			t.Helper()
-			recordFailure(t, n, "a connection of the app does not come out")
-			return nil
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			node := chaintest.New(t, chaintest.Program(t))
-			pod := node.NewPod("shop", "web", chaintest.Sidecar)
-			list := node.Chain("1.1.0", spoil(t, node))
-			for _, err := range []error{node.Status(list), node.GC(list), node.Status(list)} {
-				if err != nil {
-					t.Errorf("STATUS, GC, STATUS: %v", err)
-				}
-			}
-			if _, err := node.Add(list, pod); (err != nil) != (name != "a ready node") {
-				t.Errorf("ADD of a pod of the mesh: %v", err)
-			}
-		})
-	}
-}
-
-// TestAdd_DecidedByName: a pod that its name excludes, above all the node agent, starts on a node where nothing
-// works: the run directory, on a tmpfs, is empty after a boot until the agent has started, or has an empty file after a loss of
-// power. A pod that may be in the mesh waits because it must not start without redirection.
-func TestAdd_DecidedByName(t *testing.T) {
+// TestNode_CannotServeTheMesh: after a failed STATUS the runtime reports the network as not ready, and then no pod on it starts, not even
+// the node agent. So STATUS succeeds, and a pod starts that its name excludes, above all the agent's. A pod that may be in the mesh waits
+// because it must not start without redirection. The run directory, on a tmpfs, is empty after a boot until the agent has started, or has
+// an empty file after a loss of power.
+func TestNode_CannotServeTheMesh(t *testing.T) {
 	t.Parallel()
 	const kubeconfig = "istio-cni-kubeconfig"
-	for name, spoil := range map[string]func(dir string) error{
-		"no kubeconfig":    func(dir string) error { return os.Remove(filepath.Join(dir, kubeconfig)) },
-		"no run directory": os.RemoveAll,
-		"an empty file":    func(dir string) error { return os.Truncate(filepath.Join(dir, kubeconfig), 0) },
+	file := func(n *chaintest.Node) string { return filepath.Join(n.RunDir, kubeconfig) }
+	stanza := func(more chaintest.Stanza) chaintest.Stanza {
+		all := chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}, "pod_namespace": "istio-system", "api_timeout": "1s"}
+		maps.Copy(all, more)
+		return all
+	}
+	ambient := ambientStanza(chaintest.Stanza{"api_timeout": "1s"})
+	maps.Copy(ambient, delivered(`{}`))
+	for name, tc := range map[string]struct {
+		spoil  func(*chaintest.Node) error
+		stanza chaintest.Stanza
+		text   string
+	}{
+		"no kubeconfig":     {func(n *chaintest.Node) error { return os.Remove(file(n)) }, nil, kubeconfig},
+		"no run directory":  {func(n *chaintest.Node) error { return os.RemoveAll(n.RunDir) }, nil, kubeconfig},
+		"an empty file":     {func(n *chaintest.Node) error { return os.Truncate(file(n), 0) }, nil, kubeconfig},
+		"ambient mode":      {func(n *chaintest.Node) error { return os.Remove(file(n)) }, ambient, "cannot tell whether pod apps/web is in the mesh"},
+		"no API server":     {func(n *chaintest.Node) error { n.API.Stop(); return nil }, nil, "connection refused"},
+		"a failed test":     {func(n *chaintest.Node) error { recordFailure(t, n, "it does not come out"); return nil }, nil, "it does not come out"},
+		"an invalid stanza": {nil, chaintest.Stanza{"second_ip_family": "maybe", "api_timeout": "never", "backend": 7}, "second_ip_family"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, chaintest.Program(t))
-			check.OK(t, spoil(node.RunDir))
-			stanza := chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}, "pod_namespace": "istio-system", "api_timeout": "never"}
+			mesh := node.NewPod("apps", "web", chaintest.Sidecar)
+			if tc.spoil != nil {
+				check.OK(t, tc.spoil(node))
+			}
+			list := node.Chain("1.1.0", stanza(tc.stanza))
+			check.OK(t, errors.Join(node.Status(list), node.GC(list), node.Status(list)), "STATUS, GC, STATUS")
 			for _, pod := range []chaintest.Pod{
 				node.NewPod("kube-system", "coredns", nil), node.NewPod("istio-system", "istio-cni-node-x2x4", nil), node.NewPod("", "", nil),
 			} {
-				if _, err := node.Add(node.Chain("1.0.0", stanza), pod); err != nil {
-					t.Errorf("ADD of %s/%s: %v", pod.Namespace, pod.Name, err)
-				}
+				check.OK(t, check.Err(node.Add(list, pod)), "ADD of", pod.Namespace, pod.Name)
 			}
 			check.Equal(t, len(node.API.Requests()), 0, "requests for pods that need no request")
-			if _, err := node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar)); err == nil {
-				t.Error("a pod that may be in the mesh starts although the API server cannot be asked")
-			}
-			stanza["api_timeout"] = "1s"
-			check.Fails(t, check.Err(node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar))), kubeconfig)
+			check.Fails(t, check.Err(node.Add(list, mesh)), tc.text)
 		})
 	}
 }
