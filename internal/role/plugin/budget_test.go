@@ -1,7 +1,6 @@
 package plugin_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -297,30 +296,20 @@ func TestBudget_SeesTools(t *testing.T) {
 // initialises packages with few dependencies before package net, which the plugin needs.
 var heavy = []string{"k8s.io/client-go/", "k8s.io/api/", "k8s.io/apimachinery/pkg/apis/", "k8s.io/apimachinery/pkg/runtime "}
 
-// initialised returns the packages of heavy that a call initialises, from the runtime's own trace.
+// initialised returns the packages of heavy that a call initialises.
 func (s fixture) initialised(t *testing.T, name, command string) (found []string) {
 	t.Helper()
-	var stderr bytes.Buffer
-	cmd := s.node.Command(command, s.pod, s.input, "GODEBUG=inittrace=1")
-	cmd.Args[0], cmd.Stderr = name, &stderr
-	var stdout []byte
-	if err := netns.Do(s.node.Netns, func() (err error) { stdout, err = cmd.Output(); return err }); err != nil {
-		t.Fatalf("%s: %v\n%s%s", command, err, stdout, stderr.Bytes())
-	}
-	all := 0
-	for line := range strings.Lines(stderr.String()) {
-		path, ours := strings.CutPrefix(line, "init ")
-		if !ours {
-			continue
+	cmd := s.node.Command(command, s.pod, s.input)
+	cmd.Args[0] = name
+	check.OK(t, netns.Do(s.node.Netns, func() error {
+		all, err := chaintest.Inits(cmd)
+		for _, one := range all {
+			if slices.ContainsFunc(heavy, func(prefix string) bool { return strings.HasPrefix(one.Package+" ", prefix) }) {
+				found = append(found, one.Package)
+			}
 		}
-		all++
-		if slices.ContainsFunc(heavy, func(prefix string) bool { return strings.HasPrefix(path, prefix) }) {
-			found = append(found, strings.Fields(path)[0])
-		}
-	}
-	if all < 10 {
-		t.Fatalf("%d packages are initialised: the runtime's trace is not read\n%s", all, stderr.Bytes())
-	}
+		return err
+	}))
 	return found
 }
 

@@ -104,6 +104,33 @@ func BuildPackage(tb testing.TB, file, pkg string) string {
 	return file
 }
 
+// Init is the initialisation of a package before main, as the Go runtime counts it.
+type Init struct {
+	Package       string
+	Bytes, Allocs int
+}
+
+// Inits runs a command, which must succeed, and returns the initialised packages in their order.
+func Inits(cmd *exec.Cmd) (all []Init, err error) {
+	var stderr bytes.Buffer
+	cmd.Env, cmd.Stderr = append(cmd.Env, "GODEBUG=inittrace=1"), &stderr
+	if out, err := cmd.Output(); err != nil {
+		return nil, fmt.Errorf("%w: %s%s", err, out, stderr.Bytes())
+	}
+	for line := range strings.Lines(stderr.String()) {
+		var one Init
+		var began, took float64
+		_, err := fmt.Sscanf(line, "init %s @%f ms, %f ms clock, %d bytes, %d allocs", &one.Package, &began, &took, &one.Bytes, &one.Allocs)
+		if err == nil {
+			all = append(all, one)
+		}
+	}
+	if len(all) < 10 {
+		return nil, fmt.Errorf("%d packages are initialised: the runtime's trace is not read\n%s", len(all), stderr.Bytes())
+	}
+	return all, nil
+}
+
 // Node is a node with its own network namespace, API server and CNI directories.
 type Node struct {
 	tb testing.TB
