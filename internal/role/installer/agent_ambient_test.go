@@ -212,12 +212,7 @@ func TestAgent_Ambient(t *testing.T) {
 	a := n.start()
 	a.AwaitReady()
 	z := n.ztunnel()
-	nodetest.Await(t, "ztunnel", func() error {
-		if !z.Ready() {
-			return notYet("no snapshot")
-		}
-		return nil
-	})
+	a.Await("a snapshot of ztunnel", z.Ready)
 	web, sidecar := n.pod("apps", "web", chaintest.PlainPod), n.pod("apps", "sidecar", chaintest.Sidecar)
 	outside, client := n.pod("sidecars", "outside", chaintest.PlainPod), n.pod("apps", "client", chaintest.PlainPod)
 	for _, p := range []chaintest.Pod{web, sidecar, outside, client} {

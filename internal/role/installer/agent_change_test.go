@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -107,14 +108,11 @@ func followsConfiguration(t *testing.T, n *nodetest.Node, a *nodetest.Agent, sou
 
 	set("Not_A_Namespace")
 	a.AwaitLog("live configuration is not usable: the last good one stays in force")
-	nodetest.Await(t, "the event", func() error {
-		if !slices.ContainsFunc(events(t, n), func(e corev1.Event) bool {
+	a.Await("the event", func() bool {
+		return slices.ContainsFunc(events(t, n), func(e corev1.Event) bool {
 			return e.Reason == "CNIConfigRefused" && strings.Contains(e.Message, "Not_A_Namespace") &&
 				e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == nodetest.NodeName
-		}) {
-			return notYet("the API server has %+v", events(t, n))
-		}
-		return nil
+		})
 	})
 	awaitExcluded(t, n, "shop", "bank")
 
@@ -198,14 +196,8 @@ func TestLevels_RunningAgent(t *testing.T) {
 	awaitLevels(t, n, a, "info", "debug")
 	a.AwaitLog("a request to the introspection port set the log level")
 	check.OK(t, check.Err(n.Add(n.NewPod("apps", "web", chaintest.Sidecar))))
-	nodetest.Await(t, "a debug record of the plugin in the agent's log", func() error {
-		for line := range strings.Lines(a.Log()) {
-			if strings.Contains(line, "level=DEBUG") && strings.Contains(line, "scope=cni-plugin") {
-				return nil
-			}
-		}
-		return notYet("%s", a.Log())
-	})
+	record := regexp.MustCompile(`level=DEBUG .*scope=cni-plugin`)
+	a.Await("a debug record of the plugin in the agent's log", func() bool { return record.MatchString(a.Log()) })
 	for _, all := range []string{"all", "default"} {
 		level := map[string]string{"all": "none", "default": "warn"}[all]
 		accepted(t, a, all, `{"output_level":"`+level+`"}`)
@@ -303,11 +295,9 @@ func TestAgent_DecisionsOutliveIt(t *testing.T) {
 	if after := first.Metric(`istio_cni_pod_lookups_total{result="found"}`); after != before || before != "1" {
 		t.Errorf("the plugin asked the agent for the pod: %s lookups, before it %s", after, before)
 	}
-	nodetest.Await(t, "the file", func() error {
-		if text := n.Tree(nodetest.RunDir)["decisions.json"]; !strings.HasPrefix(text, "-rw------- ") || strings.Count(text, `"uid"`) != 3 {
-			return notYet("it has %s", text)
-		}
-		return nil
+	first.Await("the file", func() bool {
+		text := n.Tree(nodetest.RunDir)["decisions.json"]
+		return strings.HasPrefix(text, "-rw------- ") && strings.Count(text, `"uid"`) == 3
 	})
 	first.Kill()
 	n.API.Delete("/api/v1/namespaces/apps/pods/host")

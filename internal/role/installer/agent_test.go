@@ -84,11 +84,9 @@ func TestAgent_FromNothing(t *testing.T) {
 	n.API.SetToken("the-token-of-today")
 	n.GrantAccess()
 	authority := base64.StdEncoding.EncodeToString(n.API.CA())
-	nodetest.Await(t, "the new credentials in the kubeconfig", func() error {
-		if text := n.Read(kubeconfig); !strings.Contains(text, "the-token-of-today") || !strings.Contains(text, authority) {
-			return notYet("they are the old ones")
-		}
-		return a.Ready()
+	a.Await("the new credentials in the kubeconfig", func() bool {
+		text := n.Read(kubeconfig)
+		return strings.Contains(text, "the-token-of-today") && strings.Contains(text, authority) && a.Ready() == nil
 	})
 	later := n.NewPod("apps", "later", chaintest.Sidecar)
 	if _, err := n.Add(later); err != nil || !later.Captured(t) {
@@ -132,12 +130,7 @@ func TestAgent_ImmutableNode(t *testing.T) {
 	if !mesh.Captured(t) {
 		t.Error("the pod is not captured")
 	}
-	nodetest.Await(t, "the repair in place", func() error {
-		if !early.Captured(t) {
-			return notYet("the pod bypasses the mesh")
-		}
-		return a.Running()
-	})
+	a.Await("the repair in place", func() bool { return early.Captured(t) })
 	check.OK(t, n.Del(mesh, list.Name))
 	n.API.Delete(nodetest.DaemonSetPath)
 	ends(t, a)

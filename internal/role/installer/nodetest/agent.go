@@ -1,6 +1,7 @@
 package nodetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -223,11 +224,17 @@ func (a *Agent) AwaitReady() {
 // AwaitLog waits until the log has a text.
 func (a *Agent) AwaitLog(text string) {
 	a.tb.Helper()
-	Await(a.tb, fmt.Sprintf("%q in the agent's log", text), func() error {
-		if strings.Contains(a.Log(), text) {
+	a.Await(fmt.Sprintf("%q in the agent's log", text), func() bool { return strings.Contains(a.Log(), text) })
+}
+
+// Await waits until a condition holds, while the agent runs.
+func (a *Agent) Await(what string, holds func() bool) {
+	a.tb.Helper()
+	Await(a.tb, what, func() error {
+		if holds() {
 			return nil
 		}
-		return errNotYet
+		return cmp.Or(a.Running(), errNotYet)
 	})
 }
 
