@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -90,27 +89,6 @@ func TestLevels_Separate(t *testing.T) {
 			len(c.warnings) != tc.warnings {
 			t.Errorf("%s: %s and %s, in the plugin's configuration %s, warnings %q", tc.levels, c.scopes.agent, c.PluginLevel, c.Want.Stanza.LogLevel, c.warnings)
 		}
-	}
-}
-
-// TestSettings_EmptyVariables: with empty variables Istio's agent wrote standalone files of mode 0.
-func TestSettings_EmptyVariables(t *testing.T) {
-	t.Parallel()
-	env := cluster()
-	for _, s := range table() {
-		for _, name := range s.Env {
-			if env[name] == "" {
-				env[name] = ""
-			}
-		}
-	}
-	if len(env) < 60 {
-		t.Fatalf("only %d variables are tried", len(env))
-	}
-	got, want := mustLoad(t, env), mustLoad(t, cluster())
-	check.Diff(t, "with empty variables", want.String(), got.String())
-	if got.Want.Mode != cniconf.Inline || got.KubeconfigMode != 0o600 {
-		t.Errorf("mode %q, kubeconfig mode %s", got.Want.Mode, got.KubeconfigMode)
 	}
 }
 
