@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -169,6 +168,7 @@ func TestMetrics_Types(t *testing.T) {
 	}
 }
 
+// TestAgent_Counters: package nodepods tests the counters of repairs.
 func TestAgent_Counters(t *testing.T) {
 	m := New("v")
 	const records, ready = `log_records_total{outcome="dropped"}`, "install_ready"
@@ -191,6 +191,10 @@ func TestAgent_Counters(t *testing.T) {
 		step{func() { m.AmbientFailed(StepZtunnel) }, changes{`ambient_failures_total{step="ztunnel"}`: 1}},
 		step{func() { m.EventAnswered(http.StatusOK) }, changes{`plugin_requests_total{response_code="200"}`: 1}},
 		step{func() { m.EventAnswered(http.StatusNotFound) }, nil},
+		step{func() { m.SetPodState("", PodDrifted) }, changes{`mesh_pods{state="drifted"}`: 1}},
+		step{func() { m.SetPodState("", "") }, nil},
+		step{func() { m.Repaired("", RepairFail) }, nil},
+		step{func() { m.EventReported(eventrecorder.Failed) }, changes{`events_total{result="failed"}`: 1}},
 	)
 	check.Equal(t, scrape(t, New("v")).samples["istio_cni_install_ready"], 0, "another agent in the process became ready as well")
 }
@@ -305,50 +309,19 @@ func walk(t *testing.T, m interface{ Handler() http.Handler }, steps ...step) {
 	}
 }
 
-func TestRepair_Counters(t *testing.T) {
-	m := NewRepair("1.2.3")
-	const broken, redirected = `mesh_pods{state="broken"}`, `mesh_pods{state="redirected"}`
-	walk(t, m,
-		step{func() { m.SetPodState("", PodBroken) }, changes{broken: 1}},
-		step{func() { m.SetPodState("", PodBroken) }, changes{broken: 2}},
-		step{func() { m.SetPodState(PodBroken, PodBroken) }, nil},
-		step{func() { m.SetPodState(PodBroken, PodRedirected) }, changes{broken: 1, redirected: 1}},
-		step{func() { m.SetPodState(PodRedirected, "") }, changes{redirected: 0}},
-		step{func() { m.SetPodState(PodBroken, "") }, changes{broken: 0}},
-		step{func() { m.SetPodState("", "") }, nil},
-		step{func() { m.SetPodState("", PodDrifted) }, changes{`mesh_pods{state="drifted"}`: 1}},
-		step{func() { m.SetPodState("", PodUnknown) }, changes{`mesh_pods{state="unknown"}`: 1}},
-		step{func() { m.Repaired(RepairDelete, RepairFail) }, changes{`repair_pods_repaired_total{type="delete",result="fail"}`: 1}},
-		step{func() { m.Repaired("", RepairFail) }, nil},
-		step{m.PodWatchFailed, changes{"repair_watch_troubles_total": 1}},
-		step{func() { m.EventReported(eventrecorder.Failed) }, changes{`events_total{result="failed"}`: 1}},
-	)
-}
-
+// TestTaint_Counters: package taint tests the other counters.
 func TestTaint_Counters(t *testing.T) {
 	m := NewTaint("1.2.3")
-	const none, ready = `taint_nodes{reason="NoAgent"}`, `taint_nodes{reason="AgentReady"}`
-	steps := []step{
-		{func() { m.SetLeader(true) }, changes{"taint_leader": 1}},
-		{func() { m.ReadQueue(func() int { return 3 }) }, changes{"taint_queue_depth": 3}},
-		{func() { m.SetNodeReason("", "NoAgent") }, changes{none: 1}},
-		{func() { m.SetNodeReason("NoAgent", "NoAgent") }, nil},
-		{func() { m.SetNodeReason("NoAgent", "AgentReady") }, changes{none: 0, ready: 1}},
-		{func() { m.Decided("NoAgent") }, changes{`taint_decisions_total{reason="NoAgent"}`: 1}},
-		{func() { m.Decided("something") }, nil},
-		{m.ConfigRefused, changes{"taint_config_problems_total": 1}},
-		{func() { m.SetLeader(false) }, changes{"taint_leader": 0, "taint_queue_depth": 0, ready: 0}},
-		{func() { m.EventReported(eventrecorder.Sent) }, changes{`taint_events_total{result="sent"}`: 1}},
-	}
-	for _, change := range []TaintChange{TaintAdded, TaintRemoved, ConditionSet} {
-		for _, result := range []ChangeResult{ChangeDone, ChangeConflict, ChangeFailed} {
-			name := fmt.Sprintf("taint_changes_total{change=%q,result=%q}", change, result)
-			steps = append(steps, step{func() { m.Changed(change, result) }, changes{name: 1}})
-		}
-	}
-	for _, resource := range []Watched{WatchedNodes, WatchedPods, WatchedConfigMap} {
-		name := fmt.Sprintf("taint_watch_troubles_total{resource=%q}", resource)
-		steps = append(steps, step{func() { m.WatchFailed(resource) }, changes{name: 1}})
-	}
-	walk(t, m, steps...)
+	const ready = `taint_nodes{reason="AgentReady"}`
+	walk(t, m,
+		step{func() { m.SetLeader(true) }, changes{"taint_leader": 1}},
+		step{func() { m.ReadQueue(func() int { return 3 }) }, changes{"taint_queue_depth": 3}},
+		step{func() { m.SetNodeReason("", "AgentReady") }, changes{ready: 1}},
+		step{func() { m.SetNodeReason("AgentReady", "AgentReady") }, nil},
+		step{func() { m.Decided("something") }, nil},
+		step{func() { m.SetLeader(false) }, changes{"taint_leader": 0, "taint_queue_depth": 0, ready: 0}},
+		step{func() { m.Changed(ConditionSet, ChangeFailed) }, changes{`taint_changes_total{change="condition",result="failed"}`: 1}},
+		step{func() { m.WatchFailed(WatchedPods) }, changes{`taint_watch_troubles_total{resource="pods"}`: 1}},
+		step{func() { m.EventReported(eventrecorder.Sent) }, changes{`taint_events_total{result="sent"}`: 1}},
+	)
 }
