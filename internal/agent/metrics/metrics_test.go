@@ -90,25 +90,6 @@ func (p page) own() map[string]float64 {
 	return own
 }
 
-// TestLabels_StartAtZero: each family has its series from the start, except where a node has nothing to count. docs/reference.md has
-// the values of each label.
-func TestLabels_StartAtZero(t *testing.T) {
-	for _, m := range []interface{ Handler() http.Handler }{New("v"), NewRepair("v"), NewTaint("v")} {
-		p := scrape(t, m)
-		started := map[string]bool{"istio_cni_ambient_pods": true, "istio_cni_audit_offender": true}
-		for name, value := range p.own() {
-			check.Equal(t, value, 0, name)
-			family, _, _ := strings.Cut(name, "{")
-			started[family] = true
-		}
-		for family, kind := range p.kinds {
-			if ours := strings.HasPrefix(family, "istio_cni_") && family != buildInfo; ours && kind != histogram && !started[family] {
-				t.Errorf("%s has no series", family)
-			}
-		}
-	}
-}
-
 // TestNames_OfTheReference: the metrics of its node agent, and those its dashboards query from a node agent.
 func TestNames_OfTheReference(t *testing.T) {
 	text, err := os.ReadFile("testdata/reference-names.txt")
@@ -142,12 +123,23 @@ func TestVersion_Escaped(t *testing.T) {
 	}
 }
 
-func TestMetrics_Types(t *testing.T) {
+// TestMetrics_AtStart: each family has its type and, except where a node has nothing to count, its series with 0. docs/reference.md has
+// the values of each label.
+func TestMetrics_AtStart(t *testing.T) {
 	for name, m := range map[string]interface{ Handler() http.Handler }{
 		"agent": New("v"), "repair": NewRepair("v"), "taint": NewTaint("v"),
 	} {
 		p := scrape(t, m)
+		started := map[string]bool{buildInfo: true, healSeconds: true, "istio_cni_ambient_pods": true, "istio_cni_audit_offender": true}
+		for name, value := range p.own() {
+			check.Equal(t, value, 0, name)
+			family, _, _ := strings.Cut(name, "{")
+			started[strings.TrimSuffix(family, "_count")] = true
+		}
 		for family, kind := range p.kinds {
+			if strings.HasPrefix(family, "istio_cni_") && !started[family] {
+				t.Errorf("%s has no series", family)
+			}
 			want := "gauge"
 			switch {
 			case strings.HasSuffix(family, "_total"):
