@@ -12,7 +12,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
-	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -53,13 +52,13 @@ func (b bare) pod(t *testing.T, backend string, describe func(*kubetest.Pod)) (p
 }
 
 // run traces the program with only the given environment.
-func (b bare) run(t *testing.T, input []byte, environment []string, args ...string) (record *trace.Record, output string) {
+func (b bare) run(t *testing.T, input []byte, environment []string, args ...string) (record *chaintest.Record, output string) {
 	t.Helper()
 	var out bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), "chroot", append([]string{b.root, "/istio-cni"}, args...)...)
 	cmd.Env, cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(environment, "PATH="), "/", bytes.NewReader(input), &out, &out
 	isolation, err := netnstest.Isolated(b.Netns, b.binds, func() (err error) {
-		record, err = trace.Run(cmd)
+		record, err = chaintest.Trace(cmd)
 		return err
 	})
 	if err != nil || isolation != nil {

@@ -20,7 +20,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
-	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -106,7 +105,7 @@ func (*agent) wake(tb testing.TB, s fixture) {
 }
 
 // do runs a command that must succeed within the budget.
-func (s fixture) do(t *testing.T, command string, want budget) *trace.Record {
+func (s fixture) do(t *testing.T, command string, want budget) *chaintest.Record {
 	t.Helper()
 	requests, questions := len(s.node.API.Requests()), int64(0)
 	if s.agent != nil {
@@ -132,11 +131,13 @@ func (s fixture) do(t *testing.T, command string, want budget) *trace.Record {
 }
 
 // batches counts the nf_tables transactions that a run sent.
-func batches(r *trace.Record) int { return len(r.Messages(trace.Message.BeginsBatch)) }
+func batches(r *chaintest.Record) int { return len(r.Messages(chaintest.Message.BeginsBatch)) }
 
-// removals and changes return the messages that remove, or change, anything.
-func removals(r *trace.Record) []trace.Message { return r.Messages(trace.Message.Removes) }
-func changes(r *trace.Record) []trace.Message  { return r.Messages(trace.Message.Writes) }
+// removals returns the messages that remove anything.
+func removals(r *chaintest.Record) []chaintest.Message { return r.Messages(chaintest.Message.Removes) }
+
+// changes returns the messages that change anything.
+func changes(r *chaintest.Record) []chaintest.Message { return r.Messages(chaintest.Message.Writes) }
 
 // The modes and backends that a pod and a node can choose.
 func byTPROXY(p *kubetest.Pod) {
@@ -217,7 +218,7 @@ func TestBudget_NothingReadTwice(t *testing.T) {
 		check.Equal(t, r.Opened("/net/if_inet6"), c.addresses, c.command, "reads the IPv6 addresses")
 		check.Equal(t, r.Opened("/etc/localtime"), 0, c.command, "reads the node's time zone")
 		var got []string
-		for _, m := range r.Messages(func(m trace.Message) bool { return !m.Netfilter }) {
+		for _, m := range r.Messages(func(m chaintest.Message) bool { return !m.Netfilter }) {
 			got = append(got, fmt.Sprint(m.Type, " of family ", m.Family))
 		}
 		slices.Sort(got) // another thread can send the second one
@@ -226,7 +227,7 @@ func TestBudget_NothingReadTwice(t *testing.T) {
 }
 
 // untouched fails the test if a run created a socket or used a path below the agent's directory.
-func untouched(t *testing.T, s fixture, r *trace.Record) {
+func untouched(t *testing.T, s fixture, r *chaintest.Record) {
 	t.Helper()
 	if asked := r.Under(s.node.RunDir); len(asked) > 0 {
 		t.Errorf("asked the kernel for %q", asked)
@@ -234,7 +235,7 @@ func untouched(t *testing.T, s fixture, r *trace.Record) {
 	unconnected(t, r)
 }
 
-func unconnected(t *testing.T, r *trace.Record) {
+func unconnected(t *testing.T, r *chaintest.Record) {
 	t.Helper()
 	for _, domain := range []string{"AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"} {
 		if n := r.Sockets(domain); n > 0 {

@@ -20,7 +20,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
-	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -325,7 +324,7 @@ func TestAdd_NetnsResolvedOnce(t *testing.T) {
 		pod.Netns = link
 		input, err := chaintest.Input(n.Chain("1.0.0", chaintest.Stanza{"backend": backend}), nil)
 		check.OK(t, err)
-		once := func(call string, want int, r *trace.Record, out []byte) {
+		once := func(call string, want int, r *chaintest.Record, out []byte) {
 			t.Helper()
 			if uses := r.Under("resolved-once"); r.Code != 0 || len(uses) != want {
 				t.Errorf("%s, %s: exit code %d; the path is resolved by %q, want %d times: %s", backend, call, r.Code, uses, want, out)
@@ -337,7 +336,7 @@ func TestAdd_NetnsResolvedOnce(t *testing.T) {
 		}
 		for _, mode := range []string{"REDIRECT", "TPROXY"} {
 			check.OK(t, netns.Do(n.Netns, func() error {
-				r, err := trace.Run(exec.CommandContext(t.Context(), chaintest.Program(t), "iptables", "--reconcile", "--backend", backend,
+				r, err := chaintest.Trace(exec.CommandContext(t.Context(), chaintest.Program(t), "iptables", "--reconcile", "--backend", backend,
 					"-b", "*", "-m", mode, "--network-namespace", link))
 				once("iptables "+mode, 1, r, nil)
 				return err

@@ -1,7 +1,7 @@
 // Package chaintest runs real CNI chains on a node that exists only for a test: a network namespace in which libcni
 // starts Debian's bridge and host-local plugins and the program under test, last in the chain.
 //
-// It promises that nothing reaches the machine's own namespace. Start at New.
+// It promises that nothing reaches the machine's own namespace. Start at New; trace.go counts system calls.
 package chaintest
 
 import (
@@ -29,7 +29,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace" //nolint:depguard // a part of this role's test support
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -65,8 +64,7 @@ const measured = "CHAINTEST_MEASURED"
 // Main runs the tests of a package, and removes their program.
 func Main(m *testing.M) {
 	if os.Getenv(measured) != "" { //nolint:forbidigo // set by Measured
-		cmd := exec.CommandContext(context.Background(), os.Args[0])
-		cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
+		cmd := exec.Cmd{Path: os.Args[0], Stdin: os.Stdin, Stdout: os.Stdout}
 		_ = cmd.Run()                                         // the exit code has the result
 		used := cmd.ProcessState.SysUsage().(*syscall.Rusage) //nolint:forcetypeassert // of Linux
 		_, _ = fmt.Fprint(os.Stderr, used.Maxrss)
@@ -398,14 +396,14 @@ func (n *Node) Measured(command string, p Pod, input []byte) (memory, code int, 
 }
 
 // Traced is Exec with a trace of its system calls, whether the command succeeds or not.
-func (n *Node) Traced(command string, p Pod, input []byte, extra ...string) (*trace.Record, []byte) {
+func (n *Node) Traced(command string, p Pod, input []byte, extra ...string) (*Record, []byte) {
 	n.tb.Helper()
-	var record *trace.Record
+	var record *Record
 	var stdout bytes.Buffer
 	err := netns.Do(n.Netns, func() (err error) {
 		cmd := n.Command(command, p, input, extra...)
 		cmd.Stdout = &stdout
-		record, err = trace.Run(cmd)
+		record, err = Trace(cmd)
 		return err
 	})
 	check.OK(n.tb, err)

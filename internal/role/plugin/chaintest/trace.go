@@ -1,15 +1,9 @@
-// Package trace runs a program under strace(1), which records the system calls of it and all its descendants, so that a test can
-// count them without relying on the program's own output.
-//
-// It promises to see every call of every thread and of every process that names a file, uses a socket or starts a process, and the
-// bytes of every message to the kernel.
-//
-// Start reading at Run, then Messages for the netlink messages to the kernel.
-package trace
+package chaintest
 
 import (
 	"encoding/hex"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,7 +28,9 @@ func (c Call) is(names ...string) bool {
 	return slices.Contains(names, name)
 }
 
-// Record is the trace of a run.
+// Record is the trace of a program under strace(1): every call of every thread, of the program and of all its descendants, that names a
+// file, uses a socket or starts a process, and the bytes of every message to the kernel. A test can count them without relying on the
+// program's own output.
 type Record struct {
 	// Calls are in the order of their end within a thread, thread by thread.
 	Calls []Call
@@ -42,8 +38,8 @@ type Record struct {
 	Code int
 }
 
-// Run runs the command and returns its trace. The command may end with any exit code.
-func Run(cmd *exec.Cmd) (*Record, error) {
+// Trace runs the command and returns its trace. The command may end with any exit code.
+func Trace(cmd *exec.Cmd) (*Record, error) {
 	dir, err := os.MkdirTemp("", "trace")
 	if err != nil {
 		return nil, err
@@ -58,13 +54,14 @@ func Run(cmd *exec.Cmd) (*Record, error) {
 		"-e", "write=all", "--", cmd.Path,
 	}, cmd.Args[1:])
 	cmd.Path, cmd.Err = strace, nil
-	if _, exited := errors.AsType[*exec.ExitError](cmd.Run()); cmd.ProcessState == nil || !cmd.ProcessState.Success() && !exited {
-		return nil, errors.New("strace did not run")
+	if err = cmd.Run(); cmd.ProcessState == nil {
+		return nil, err
 	}
 	record := &Record{Code: cmd.ProcessState.ExitCode()}
-	threads, err := filepath.Glob(filepath.Join(dir, "thread.*"))
+	files := os.DirFS(dir)
+	threads, err := fs.Glob(files, "thread.*")
 	for _, thread := range threads {
-		text, unread := os.ReadFile(thread)
+		text, unread := fs.ReadFile(files, thread)
 		err = errors.Join(err, unread)
 		record.read(string(text))
 	}
