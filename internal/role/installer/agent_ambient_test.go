@@ -66,14 +66,6 @@ func (n *ambientNode) start(args ...string) *nodetest.Agent {
 	}, args...)...)
 }
 
-func open(t *testing.T, path string) *netns.Namespace {
-	t.Helper()
-	space, err := netns.Open(path)
-	check.OK(t, err)
-	t.Cleanup(space.Close)
-	return space
-}
-
 // pod makes a sandbox and tells the watches of its pod.
 func (n *ambientNode) pod(namespace, name string, describe func(*kubetest.Pod)) chaintest.Pod {
 	n.t.Helper()
@@ -93,6 +85,16 @@ func (n *ambientNode) publish(p chaintest.Pod) {
 	text, err := json.Marshal(object)
 	check.OK(n.t, err)
 	n.API.Set(text)
+}
+
+// probes returns the addresses in the node's table of probes, with their pods.
+func (n *ambientNode) probes() (map[netip.Addr]string, error) {
+	host, err := netns.Open(n.Netns)
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	return probeset.Read(host)
 }
 
 // problem says what is missing of an enrolled pod.
@@ -116,12 +118,7 @@ func (n *ambientNode) problem(p chaintest.Pod, z *ztunneltest.Ztunnel) error {
 	case !strings.Contains(string(n.API.Object("/api/v1/namespaces/"+p.Namespace+"/pods/"+p.Name)), `"ambient.istio.io/redirection":"enabled"`):
 		return notYet("no annotation")
 	}
-	host, err := netns.Open(n.Netns)
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	all, err := probeset.Read(host)
+	all, err := n.probes()
 	for _, uid := range all {
 		if uid == p.UID {
 			return err
@@ -165,7 +162,7 @@ func TestAgent_Ambient(t *testing.T) {
 	nodetest.Await(t, "the last agent", func() error { return n.problem(web, z) })
 	a.Terminate()
 	a.Wait()
-	if left, err := probeset.Read(open(t, n.Netns)); err != nil || len(left) > 0 {
+	if left, err := n.probes(); err != nil || len(left) > 0 {
 		t.Errorf("after the removal the node's table has %v, %v", left, err)
 	}
 	without := map[string]bool{"Live": true, "Repair": true, "Audit": true}
