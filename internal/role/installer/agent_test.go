@@ -67,6 +67,7 @@ func TestAgent_FromNothing(t *testing.T) {
 	a.AwaitLog("waiting for a valid CNI configuration")
 	n.Put(listFile, nodetest.BridgeList)
 	a.AwaitReady()
+	a.AwaitLog(`"msg":"agent is ready"`)
 	check.Diff(t, "the runtime loads", withUs(), types(t, n))
 	mesh, plain := n.NewPod("apps", "mesh", chaintest.Sidecar), n.NewPod("apps", "plain", chaintest.PlainPod)
 	for _, p := range []chaintest.Pod{mesh, plain} {
