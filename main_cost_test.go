@@ -1,10 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -40,36 +38,19 @@ func TestTheProgramIsSmall(t *testing.T) {
 func TestAStartInitialisesLittle(t *testing.T) {
 	t.Parallel()
 	cmd := exec.CommandContext(t.Context(), chaintest.Build(t, t.TempDir()))
-	cmd.Env = append(os.Environ(), "GODEBUG=inittrace=1", "CNI_COMMAND=VERSION")
+	cmd.Env = append(os.Environ(), "CNI_COMMAND=VERSION")
 	cmd.Stdin = strings.NewReader(`{"cniVersion":"1.0.0"}`)
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	if err := cmd.Run(); err != nil {
-		t.Fatal(err, stderr.String())
+	all, err := chaintest.Inits(cmd)
+	if err != nil {
+		t.Fatal(err)
 	}
-	var packages, size, allocs int
-	for line := range strings.Lines(stderr.String()) {
-		more, allocated, err := initOf(line)
-		if err != nil {
-			t.Fatal(err)
-		}
-		packages, size, allocs = packages+1, size+more, allocs+allocated
+	var size, allocs int
+	for _, one := range all {
+		size, allocs = size+one.Bytes, allocs+one.Allocs
 	}
-	t.Logf("%d packages allocate %d bytes in %d pieces", packages, size, allocs)
-	if packages < 10 || packages > mostInits || size > mostInitBytes || allocs > mostAllocs {
-		t.Errorf("%d packages (at most %d) allocate %d bytes (at most %d) in %d pieces (at most %d) before main:\n%s",
-			packages, mostInits, size, mostInitBytes, allocs, mostAllocs, stderr.String())
+	t.Logf("%d packages allocate %d bytes in %d pieces", len(all), size, allocs)
+	if len(all) > mostInits || size > mostInitBytes || allocs > mostAllocs {
+		t.Errorf("%d packages (at most %d) allocate %d bytes (at most %d) in %d pieces (at most %d) before main: %v",
+			len(all), mostInits, size, mostInitBytes, allocs, mostAllocs, all)
 	}
-}
-
-// initOf reads a line such as "init net @0.5 ms, 0.017 ms clock, 960 bytes, 10 allocs".
-func initOf(line string) (size, allocs int, err error) {
-	parts := strings.Split(strings.TrimSpace(line), ", ")
-	if len(parts) != 4 {
-		return 0, 0, fmt.Errorf("not a line about an init: %q", line)
-	}
-	if size, err = strconv.Atoi(strings.TrimSuffix(parts[2], " bytes")); err == nil {
-		allocs, err = strconv.Atoi(strings.TrimSuffix(parts[3], " allocs"))
-	}
-	return size, allocs, err
 }

@@ -102,6 +102,7 @@ case ${1:-all} in
     want iproute2 ip
     want util-linux unshare
     want mount mount
+    want strace strace
     want containernetworking-plugins /usr/lib/cni/bridge
     want gcc gcc
     want libc6-dev /usr/include/stdlib.h

@@ -13,8 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/core/ambient"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
@@ -33,10 +31,9 @@ type live struct {
 	seen map[string]string
 	// reported is the last message about each source, to avoid repetition.
 	reported map[metrics.Source]string
-	// levels are the levels in force by scope. The configuration has the configured levels, and stanza.
-	levels, configured map[string]pluginlog.Level
-	stanza             cniconf.Stanza
-	ambient            ambient.Config
+	// levels are the levels in force by scope, and config has the configured ones.
+	levels map[string]pluginlog.Level
+	config Config
 }
 
 func newLive() live {

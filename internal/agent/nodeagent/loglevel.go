@@ -46,12 +46,13 @@ func (c Config) levels() map[string]pluginlog.Level {
 // configure puts a configuration in force. A level that a request set holds until the configured level changes. The caller
 // holds n.live.mu.
 func (n *node) configure(c Config) {
+	before := n.live.config.levels()
 	for scope, level := range c.levels() {
-		if before, known := n.live.configured[scope]; !known || before != level {
+		if before[scope] != level {
 			n.live.levels[scope] = level
 		}
 	}
-	n.live.configured, n.live.stanza, n.live.ambient = c.levels(), c.Want.Stanza, c.Ambient.Config
+	n.live.config = c
 	n.enforce()
 }
 
@@ -59,10 +60,10 @@ func (n *node) configure(c Config) {
 func (n *node) enforce() {
 	n.Level.Set(slog.Level(n.live.levels[scopeAgent]))
 	n.relayLevel.Set(slog.Level(n.live.levels[scopePlugin]))
-	written := n.live.stanza
+	written := n.live.config.Want.Stanza
 	written.LogLevel = n.live.levels[scopePlugin].String()
 	read, err := written.NetConf()
-	read.Ambient = n.live.ambient
+	read.Ambient = n.live.config.Ambient.Config
 	selectors, bad := selector.ParseAmbient(read.EnablementSelectors)
 	before := n.stanza.Load()
 	if bad != nil && before != nil {

@@ -138,8 +138,8 @@ type Pods struct {
 // ForPods returns the selector of two texts in the form of kubectl's --selector and --field-selector ([fields.ParseSelector]); empty
 // texts, and empty terms of the second text, select all pods. A field that is not in known is an error.
 func ForPods(labelText, fieldText string, known fields.Set) (p Pods, err error) {
-	if p.labels, err = labels.Parse(labelText); err != nil {
-		return p, fmt.Errorf("selector %q: %s", clean(labelText), clean(err.Error()))
+	if p.labels, err = parse(labelText); err != nil {
+		return p, err
 	}
 	if p.fields, err = fields.ParseSelector(fieldText); err != nil {
 		return p, fmt.Errorf("field selector %q: %s", clean(fieldText), clean(err.Error()))

@@ -5,7 +5,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/fields"
 
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -52,8 +51,8 @@ func TestEnablement(t *testing.T) {
 	}
 }
 
-// TestAmbient_Enrolled: the plugin and the agent enrol the pods that the reference enrols.
-func TestAmbient_Enrolled(t *testing.T) {
+// TestAmbient_Select: the plugin and the agent select the pods that the reference selects.
+func TestAmbient_Select(t *testing.T) {
 	mode := func(value string) map[string]string {
 		if value == "" {
 			return map[string]string{"app": "web"}
@@ -64,39 +63,25 @@ func TestAmbient_Enrolled(t *testing.T) {
 		name           string
 		selectors      string
 		pod, namespace string // values of the label
-		change         func(*sidecar.Facts)
 		want           bool
 	}{
-		{"label of the namespace", ofChart, "", "ambient", nil, true},
-		{"label of the pod", ofChart, "ambient", "", nil, true},
-		{"both labels", ofChart, "ambient", "ambient", nil, true},
-		{"no label", ofChart, "", "", nil, false},
-		{"a pod that opts out", ofChart, "none", "ambient", nil, false},
-		{"a pod that opts in", ofChart, "ambient", "none", nil, true},
-		{"other values", ofChart, "sidecar", "none", nil, false},
-		{"another value of the pod", ofChart, "sidecar", "ambient", nil, true},
-		{"no selectors", "", "ambient", "ambient", nil, false},
-		{"an empty list", "[]", "ambient", "ambient", nil, false},
-		{"an empty selector", "- {}", "", "", nil, true},
-		{"a sidecar", ofChart, "ambient", "ambient", func(f *sidecar.Facts) { f.Annotations = map[string]string{sidecar.StatusKey: ""} }, false},
-		{"a proxy without a sidecar's status", ofChart, "ambient", "", func(f *sidecar.Facts) {
-			f.Containers = []sidecar.Container{{Name: sidecar.ProxyContainer}}
-		}, true},
-		{"network of the node", ofChart, "ambient", "ambient", func(f *sidecar.Facts) { f.HostNetwork = true }, false},
-		{"an excluded namespace", ofChart, "ambient", "ambient", func(f *sidecar.Facts) { f.Namespace = "kube-system" }, false},
+		{"label of the namespace", ofChart, "", "ambient", true},
+		{"label of the pod", ofChart, "ambient", "", true},
+		{"both labels", ofChart, "ambient", "ambient", true},
+		{"no label", ofChart, "", "", false},
+		{"a pod that opts out", ofChart, "none", "ambient", false},
+		{"a pod that opts in", ofChart, "ambient", "none", true},
+		{"other values", ofChart, "sidecar", "none", false},
+		{"another value of the pod", ofChart, "sidecar", "ambient", true},
+		{"no selectors", "", "ambient", "ambient", false},
+		{"an empty list", "[]", "ambient", "ambient", false},
+		{"an empty selector", "- {}", "", "", true},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			stanza, err := Enablement(test.selectors)
-			check.OK(t, err)
-			selectors, err := ParseAmbient(stanza)
-			check.OK(t, err)
-			f := sidecar.Facts{Namespace: "shop", Name: "web", Labels: mode(test.pod), Selected: selectors.Select(mode(test.pod), mode(test.namespace))}
-			if test.change != nil {
-				test.change(&f)
-			}
-			d := sidecar.Decide(f, sidecar.Policy{AmbientEnabled: true, ExcludeNamespaces: []string{"kube-system"}})
-			check.Equal(t, d.Outcome == sidecar.Enrol, test.want, "enrolled by", d.Reason)
-		})
+		stanza, err := Enablement(test.selectors)
+		check.OK(t, err)
+		selectors, err := ParseAmbient(stanza)
+		check.OK(t, err)
+		check.Equal(t, selectors.Select(mode(test.pod), mode(test.namespace)), test.want, test.name)
 	}
 }
 

@@ -86,8 +86,6 @@ type nodeSpec struct {
 	taints    []object
 	heartbeat time.Time
 	unready   bool
-	// boot is the boot ID, by default boot-1.
-	boot string
 }
 
 func ourTaint() object {
@@ -103,9 +101,6 @@ func (l *fixture) node(name string, spec nodeSpec) {
 	if spec.heartbeat.IsZero() {
 		spec.heartbeat = l.clock.Now()
 	}
-	if spec.boot == "" {
-		spec.boot = "boot-1"
-	}
 	ready := "True"
 	if spec.unready {
 		ready = "False"
@@ -115,7 +110,7 @@ func (l *fixture) node(name string, spec nodeSpec) {
 		"metadata": object{"name": name, "creationTimestamp": agenttest.Start().Add(-48 * time.Hour).Format(time.RFC3339)},
 		"spec":     object{},
 		"status": object{
-			"nodeInfo": object{"bootID": spec.boot},
+			"nodeInfo": object{"bootID": "boot-1"},
 			"conditions": []object{
 				{"type": "MemoryPressure", "status": "False"},
 				{

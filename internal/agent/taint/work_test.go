@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -13,19 +12,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
-
-// TestReboot_TaintedAtOnce: the clock does not move, so no grace period ends.
-func TestReboot_TaintedAtOnce(t *testing.T) {
-	l := newFixture(t, adding())
-	l.node("n", nodeSpec{})
-	l.pod("n", "agent", "True", yesterday())
-	l.run()
-	agenttest.Eventually(t, "the agent is not seen", func() bool { return l.decided(readiness.AgentReady) > 0 })
-	l.node("n", nodeSpec{boot: "boot-2"})
-	agenttest.Eventually(t, "the node is not tainted", l.tainted)
-	l.pod("n", "agent", "True", l.clock.Now().Add(time.Minute))
-	agenttest.Eventually(t, "the node stays tainted", l.untainted)
-}
 
 // TestGracePeriod_AgentGone: the node is tainted, and its condition changes, when the grace period ends.
 func TestGracePeriod_AgentGone(t *testing.T) {

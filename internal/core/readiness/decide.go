@@ -22,26 +22,22 @@ func Decide(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) (Decision, 
 		m.unready = now
 	}
 	graceEnd := m.graceEnd(n, p)
-	d.ConditionStatus = ConditionFalse
+	d.Action, d.ConditionStatus = Add, ConditionFalse
 	switch {
 	case d.Reason == MaybeRebooted:
-		d.ConditionStatus = ConditionUnchanged
+		d.ConditionStatus, d.NoActionReason = ConditionUnchanged, RebootSuspected
 	case now.Before(graceEnd):
-		d.ConditionStatus = ConditionUnchanged
+		d.ConditionStatus, d.NoActionReason = ConditionUnchanged, WithinGracePeriod
 		d.RecheckAt = sooner(d.RecheckAt, graceEnd)
 	}
-	d.Action, d.NoActionReason = Keep, ""
 	switch {
 	case p.tainted(n):
 		d.NoActionReason = AsWanted
 	case !p.AddTaint:
 		d.NoActionReason = NoAdding
-	case d.Reason == MaybeRebooted:
-		d.NoActionReason = RebootSuspected
-	case now.Before(graceEnd):
-		d.NoActionReason = WithinGracePeriod
-	default:
-		d.Action = Add
+	}
+	if d.NoActionReason != "" {
+		d.Action = Keep
 	}
 	return d, m
 }

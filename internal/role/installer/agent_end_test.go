@@ -1,6 +1,7 @@
 package installer_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -91,11 +92,9 @@ func TestUninstall_ByHand(t *testing.T) {
 	for _, file := range files {
 		check.OK(t, os.Remove(file))
 	}
-	nodetest.Await(t, "the run directory", func() error {
-		if now, _ := filepath.Glob(n.Path(nodetest.RunDir + "/*")); len(files) < 5 || !slices.Equal(now, files) {
-			return notYet("there are %q, want %q", now, files)
-		}
-		return nil
+	a.Await(fmt.Sprintf("%q again", files), func() bool {
+		now, _ := filepath.Glob(n.Path(nodetest.RunDir + "/*"))
+		return len(files) >= 5 && slices.Equal(now, files)
 	})
 	if code, u := n.Run("--uninstall"); code != 1 || !strings.Contains(u.Log(), "a node agent is at work here and would install again") {
 		t.Errorf("beside an agent: exit code %d, %s", code, u.Log())
@@ -170,13 +169,7 @@ func TestAgent_NoRightToConfigMap(t *testing.T) {
 	n.API.FailOn("/configmaps", kubetest.Forbidden, 1000)
 	a := n.Start("EXCLUDE_NAMESPACES=kube-system")
 	a.AwaitReady()
-	const said = `level=INFO msg="live configuration is off: the agent has no right to list and watch its ConfigMap`
-	nodetest.Await(t, "the line", func() error {
-		if !strings.Contains(a.Log(), said) {
-			return notYet("log:\n%s", a.Log())
-		}
-		return a.Running()
-	})
+	a.AwaitLog(`level=INFO msg="live configuration is off: the agent has no right to list and watch its ConfigMap`)
 	check.OK(t, check.Err(n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar))))
 	ends(t, a)
 	refused := 0
@@ -194,16 +187,11 @@ func TestAgent_NoRightToConfigMap(t *testing.T) {
 func TestAgent_WithoutNodesProcesses(t *testing.T) {
 	t.Parallel()
 	_, a := running(t, "REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "--host-roots=/nothing", "--host-proc=/nothing")
-	nodetest.Await(t, "the lines", func() error {
-		for _, line := range []string{`level=INFO msg="the audit is off`, `level=INFO msg="the processes of the node are not seen`} {
-			if strings.Count(a.Log(), line) != 1 {
-				return notYet("%s; log:\n%s", line, a.Log())
-			}
-		}
-		return a.Running()
-	})
+	for _, line := range []string{`level=INFO msg="the audit is off`, `level=INFO msg="the processes of the node are not seen`} {
+		a.AwaitLog(line)
+	}
 	ends(t, a)
-	if strings.Contains(a.Log(), "level=WARN") {
-		t.Errorf("log:\n%s", a.Log())
+	for text, times := range map[string]int{"the audit is off": 1, "the processes of the node are not seen": 1, "level=WARN": 0} {
+		check.Equal(t, strings.Count(a.Log(), text), times, text, "in", a.Log())
 	}
 }

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -74,12 +75,7 @@ const repairedInPlace = `istio_cni_repair_pods_repaired_total{type="repair",resu
 
 func awaitMetric(t *testing.T, a *nodetest.Agent, series, want string) {
 	t.Helper()
-	nodetest.Await(t, series, func() error {
-		if got := a.Metric(series); got != want {
-			return notYet("it is %q, want %q; log:\n%s", got, want, a.Log())
-		}
-		return a.Running()
-	})
+	a.Await(series+" "+want, func() bool { return a.Metric(series) == want })
 }
 
 // TestAgent_NoAPIServer installs without an API server, and with one that never answers; the first agent repairs
@@ -109,13 +105,11 @@ func TestAgent_NoAPIServer(t *testing.T) {
 			if rules := netnstest.Run(t, n.Netns, "iptables-save"); !p.Captured(t) || strings.Contains(rules, "ISTIO") {
 				t.Errorf("the pod is redirected: %t; rules in the node's namespace:\n%s", p.Captured(t), rules)
 			}
-			nodetest.Await(t, "the event on the pod", func() error {
-				got := p.events(t, n)
-				if len(got) != 1 || got[0].Reason != "RepairBrokenPod" || got[0].Source.Component != "cni-repair" || got[0].Source.Host != "node-1" {
-					return notYet("events %+v", got)
-				}
-				return nil
-			})
+			a.Await("the event on the pod", func() bool { return len(p.events(t, n)) > 0 })
+			got := p.events(t, n)
+			if len(got) > 1 || got[0].Reason != "RepairBrokenPod" || got[0].Source.Component != "cni-repair" || got[0].Source.Host != "node-1" {
+				t.Errorf("events %+v", got)
+			}
 		})
 	}
 }
@@ -135,12 +129,7 @@ func TestAgent_UnknownNode(t *testing.T) {
 		a := n.Start("AUDIT_INTERVAL=0", "REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", env)
 		a.AwaitReady()
 		a.AwaitLog(says)
-		nodetest.Await(t, "the watch of the ConfigMap", func() error {
-			if n.API.Watches() == 0 {
-				return notYet("there is none")
-			}
-			return nil
-		})
+		a.Await("the watch of the ConfigMap", func() bool { return n.API.Watches() > 0 })
 		ends(t, a)
 		if p.Captured(t) || len(p.events(t, n)) > 0 {
 			t.Errorf("%s: the pod was redirected, events %+v", env, p.events(t, n))
@@ -160,15 +149,9 @@ func TestAgent_CannotAudit(t *testing.T) {
 	} {
 		a := n.Start(env)
 		a.AwaitReady()
-		nodetest.Await(t, "an answer", func() error {
-			code, body, err := a.Ask("9876", "/api/pods")
-			switch {
-			case err != nil:
-				return err
-			case want == "" && code == http.StatusOK, want != "" && code == http.StatusServiceUnavailable && body == "the audit is off: "+want+"\n":
-				return nil
-			}
-			return notYet("%d %s, want %q; log:\n%s", code, body, want, a.Log())
+		a.Await("an answer: "+want, func() bool {
+			code, body, _ := a.Ask("9876", "/api/pods")
+			return want == "" && code == http.StatusOK || want != "" && code == http.StatusServiceUnavailable && body == "the audit is off: "+want+"\n"
 		})
 		logged := strings.Count(a.Log(), "the audit is off: no pod of this node is verified")
 		if wanted := want != "" && !strings.HasPrefix(env, "AUDIT"); logged > 1 || (logged == 1) != wanted {
@@ -198,12 +181,9 @@ func TestAgent_Rights(t *testing.T) {
 		a := n.Start(append([]string{"REPAIR_ENABLED=true"}, ways...)...)
 		a.AwaitReady()
 		check.OK(t, check.Err(n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar))))
-		nodetest.Await(t, "the events, and the watches", func() error {
+		a.Await("the events, and the watches", func() bool {
 			now := asked(t, n.API)
-			if len(p.events(t, n)) == 0 || !now["watch /configmaps:istio-cni-config"] || name == "audit" && !now["patch /pods/status"] {
-				return notYet("asked for %q; log:\n%s", slices.Sorted(maps.Keys(now)), a.Log())
-			}
-			return a.Running()
+			return len(p.events(t, n)) > 0 && now["watch /configmaps:istio-cni-config"] && (name != "audit" || now["patch /pods/status"])
 		})
 		ends(t, a)
 		now := asked(t, n.API)
@@ -238,13 +218,11 @@ func TestAgent_Observer(t *testing.T) {
 	a := n.Start("REPAIR_ENABLED=", "CNI_OBSERVE=true", "CNI_AGENT_RUN_DIR=/tmp/own", "CONFIG_MAP=istio-cni-observer-config", "AMBIENT_ENABLED=true",
 		"ZTUNNEL_UDS_ADDRESS="+nodetest.RunDir+"/ztunnel.sock")
 	a.AwaitReady()
-	nodetest.Await(t, "the pod's state, its event and the watches", func() error {
-		_, body, err := a.Ask("9876", "/api/pods")
-		if bypassed := strings.Contains(body, `"bypassed"`) && strings.Contains(body, `"remedy": "restart the pod"`); !bypassed || len(p.events(t, n)) == 0 ||
-			!asked(t, n.API)["watch /configmaps:istio-cni-observer-config"] || !asked(t, n.API)["watch /namespaces"] {
-			return notYet("%s%v; log:\n%s", body, err, a.Log())
-		}
-		return a.Running()
+	a.Await("the pod's state, its event and the watches", func() bool {
+		_, body, _ := a.Ask("9876", "/api/pods")
+		now := asked(t, n.API)
+		return strings.Contains(body, `"bypassed"`) && strings.Contains(body, `"remedy": "restart the pod"`) && len(p.events(t, n)) > 0 &&
+			now["watch /configmaps:istio-cni-observer-config"] && now["watch /namespaces"]
 	})
 	check.Equal(t, a.Metric("istio_cni_install_ready"), "1", "ready")
 	check.Diff(t, "the node changes", before, node()) // no socket for ztunnel or for plugins
@@ -277,12 +255,7 @@ func patchedEvent(t *testing.T) *kubetest.Server {
 	defer events.Shutdown()
 	for _, want := range []string{"create /events", "patch /events"} {
 		events.Record(kube.Event{Object: kube.NodeRef(nodetest.NodeName), Reason: "Test", Message: "same", Type: kube.EventWarning})
-		nodetest.Await(t, want, func() error {
-			if !asked(t, server)[want] {
-				return notYet("asked for %q", server.Requests())
-			}
-			return nil
-		})
+		agenttest.Eventually(t, want, func() bool { return asked(t, server)[want] })
 		clock.Step(5 * time.Minute)
 	}
 	return server

@@ -26,12 +26,7 @@ func TestAgent_ManyPods(t *testing.T) {
 			registerPods(t, n, pods)
 			a := n.Start()
 			a.AwaitReady()
-			nodetest.Await(t, "the watches", func() error {
-				if n.API.Watches() < 2 {
-					return notYet("there are none")
-				}
-				return nil
-			})
+			a.Await("the watches", func() bool { return n.API.Watches() >= 2 })
 			time.Sleep(20 * time.Second) //nolint:forbidigo // a measurement of quiet
 			requests := len(n.API.Requests())
 			t.Logf("after the start: %s", usage(t, a.PID()))

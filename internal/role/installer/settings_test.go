@@ -36,11 +36,6 @@ func with(name string) []string {
 	}[name]
 }
 
-const (
-	selectorYAML = "- podSelector: {}"
-	selectorJSON = `[{"podSelector":{},"namespaceSelector":{}}]`
-)
-
 // rows is the contract, setting by setting.
 func rows() []row {
 	return []row{
@@ -179,7 +174,7 @@ func table() []settings.Setting { return settings.All(Settings()) }
 // environment.
 func TestSettings_EveryRow(t *testing.T) {
 	t.Parallel()
-	var have, want, flagsOnly []string
+	var have, want, flagsOnly, live []string
 	seen := map[string]bool{}
 	for _, s := range table() {
 		if !s.Ignored {
@@ -187,6 +182,9 @@ func TestSettings_EveryRow(t *testing.T) {
 		}
 		if len(s.Env) == 0 && !s.Ignored {
 			flagsOnly = append(flagsOnly, s.Name)
+		}
+		if s.Live {
+			live = append(live, s.String())
 		}
 		if err := s.Value.Set(s.Default); s.Default != "" && err != nil {
 			t.Errorf("%s: default %q: %v", s, s.Default, err)
@@ -206,40 +204,23 @@ func TestSettings_EveryRow(t *testing.T) {
 	check.Diff(t, "rows and settings", want, have)
 	want = []string{"once", "uninstall", "dry-run", "ctrlz_port", "ctrlz_address", "log_output_level", "log_as_json"}
 	check.Diff(t, "settings without a variable,", want, flagsOnly)
+	check.Diff(t, "settings that live configuration may change", strings.Fields(`--cni-network-config
+		--exclude-namespaces --second-ip-family --sandboxed-runtimes --native-nftables --backend --force-iptables-binary --cni-conf-version
+		--api-timeout --plugin-log-level LOG_OUTPUT_LEVEL --ambient-enablement-selector --enable-ambient-detection-retry
+		AMBIENT_DNS_CAPTURE`), live)
 }
 
-func TestSettings_WithoutEffect(t *testing.T) {
-	t.Parallel()
-	before := mustLoad(t, cluster())
-	for _, s := range table() {
-		if !s.Ignored {
-			continue
-		}
-		good, bad := "x", ""
-		if s.Arg == "" {
-			good, bad = "true", "yes"
-		}
-		for _, name := range s.Env {
-			check.Equal(t, changed(before, mustLoad(t, cluster(name+"="+good))), "", name, "changes")
-			if bad != "" {
-				mustFail(t, cluster(name+"="+bad), nil, "environment variable "+name+": value ")
-			}
-		}
-		if s.Name != "" {
-			mustLoad(t, cluster(), "--"+s.Name+"="+good)
-		}
-	}
-}
-
-// TestSettings sets each setting by its flag and by each of its variables, to a good value and to a bad one.
+// TestSettings sets each setting by its flag, by each of its variables, and by live configuration, to a good value and to a bad one.
+// Settings without effect have no row; switches among them accept only booleans.
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	for _, s := range table() {
-		at := slices.IndexFunc(rows(), func(r row) bool { return r.name == s.String() })
-		if s.Ignored || at < 0 {
-			continue
+		r := row{name: "--" + s.Name, good: "true"}
+		if at := slices.IndexFunc(rows(), func(r row) bool { return r.name == s.String() }); at >= 0 {
+			r = rows()[at]
+		} else if s.Arg == "" {
+			r.bad = "yes"
 		}
-		r := rows()[at]
 		given := cluster()
 		for _, name := range s.Env {
 			delete(given, name)
@@ -264,7 +245,28 @@ func TestSettings(t *testing.T) {
 		for _, name := range s.Env {
 			check(build(with(r.name), cluster(name+"="+r.good)))
 			refused(cluster(name+"="+r.bad), with(r.name), "environment variable "+name)
+			applies(t, s, r, started(t, cluster("REPAIR_ENABLED="), with(r.name)...), name)
 		}
+	}
+}
+
+// applies sets a key of live configuration to the values of a row: a setting that is not live keeps its value, and needs a restart.
+func applies(t *testing.T, s settings.Setting, r row, in input, key string) {
+	t.Helper()
+	without, _ := in.build()
+	layer := configMap(map[string]string{key: r.good + "\n", "unheard-of": "x"}) // as in a file
+	d, err := in.build(layer)
+	_, frozen, failed := in.reload(layer)
+	want, restart := r.change, []string(nil)
+	if !s.Live && !s.Ignored {
+		want, restart = "", []string{key}
+	}
+	if got := changed(without, d); err != nil || failed != nil || got != want || !slices.Equal(frozen, restart) {
+		t.Errorf("key %s: errors %v, %v; need a restart: %q; changed:\n%s\nwant:\n%s", key, err, failed, frozen, got, want)
+	}
+	_, _, err = in.reload(configMap(map[string]string{key: r.bad}))
+	if !s.Ignored && s.Value.Set(r.bad) != nil && (err == nil || !strings.Contains(err.Error(), `ConfigMap "istio-cni-config" key `+key+": ")) {
+		t.Errorf("key %s, %q: error %v", key, r.bad, err)
 	}
 }
 

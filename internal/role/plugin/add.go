@@ -114,10 +114,11 @@ func (c *call) open() (*netns.Namespace, error) {
 		return nil, fmt.Errorf("CNI_NETNS %q: %w", path, err)
 	}
 	host, err := at.IsHost()
+	override := c.plugin.getenv("CNI_NETNS_OVERRIDE") // for a plugin in the pod's namespace; the CNI library accepts the same values
 	switch {
 	case err != nil:
 		err = fmt.Errorf("CNI_NETNS %q: %w", path, err)
-	case host && !c.plugin.override:
+	case host && override != "1" && !strings.EqualFold(override, "true"):
 		err = fmt.Errorf("CNI_NETNS %q is the node's own network namespace, which is never touched", path)
 	default:
 		return at, nil
@@ -130,7 +131,7 @@ func (c *call) open() (*netns.Namespace, error) {
 func (c *call) namespace(at *netns.Namespace, found selfcheck.Verdict, of sidecar.Sandbox) redirection.Namespace {
 	return redirection.Namespace{
 		NetNS: at, Log: c.log, Backend: c.conf.Backend, Auto: found.Choice, Sandboxed: of != "",
-		Tools: iptables.Host{Path: c.plugin.path, Force: iptables.Variant(c.conf.ForceIptables)},
+		Tools: iptables.Host{Path: c.plugin.getenv("PATH"), Force: iptables.Variant(c.conf.ForceIptables)},
 	}
 }
 

@@ -8,8 +8,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,45 +16,33 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
-	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/agent/cmdadd"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// ambientAgent serves both sockets of an agent: the facts of one pod, and the event socket if enrol is set. It has what it received.
+// ambientAgent is an agent in ambient mode, with the events that it received.
 type ambientAgent struct {
-	facts sidecar.Facts
+	*agent
 
-	mu      sync.Mutex
-	events  []string
-	reports []agentapi.Report
+	mu     sync.Mutex
+	events []string
 }
 
-// serveAmbient serves the sockets. The answer of enrol is that of the agent.
-func serveAmbient(tb testing.TB, n *chaintest.Node, facts sidecar.Facts, enrol http.Handler) *ambientAgent {
+// serveAmbient serves an agent that knows one pod, which ambient mode serves, and its event socket if enrol is set. The answer of enrol is
+// that of the agent. The pod's UID is not the runtime's, like a static pod's.
+func serveAmbient(tb testing.TB, n *chaintest.Node, p chaintest.Pod, enrol http.Handler) *ambientAgent {
 	tb.Helper()
-	a := &ambientAgent{facts: facts}
-	mux := http.NewServeMux()
-	mux.HandleFunc(agentapi.PodPattern, func(w http.ResponseWriter, r *http.Request) {
-		text, _ := agentapi.PrintPod(a.facts, r.URL.Query().Get("uid"))
-		_, _ = w.Write(text)
+	a := &ambientAgent{agent: serveAgent(tb, n, ambientStanza(nil))}
+	a.Set(kubetest.Namespace(p.Namespace, nil))
+	a.SetPod(kubetest.Pod{
+		Namespace: p.Namespace, Name: p.Name, UID: "uid-of-" + p.UID, Annotations: map[string]string{"kubernetes.io/config.hash": p.UID},
+		Labels: map[string]string{"istio.io/dataplane-mode": "ambient"}, Containers: []kubetest.Container{{Name: "app"}},
 	})
-	mux.HandleFunc(agentapi.ReportPattern, func(_ http.ResponseWriter, r *http.Request) {
-		var report agentapi.Report
-		if err := json.NewDecoder(r.Body).Decode(&report); err != nil {
-			tb.Error(err)
-		}
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.reports = append(a.reports, report)
-	})
-	serveSocket(tb, n, mux)
 	if enrol == nil {
 		return a
 	}
@@ -71,17 +57,11 @@ func serveAmbient(tb testing.TB, n *chaintest.Node, facts sidecar.Facts, enrol h
 	return a
 }
 
-// reported waits for the report of a call, which the plugin does not wait for.
-func (a *ambientAgent) reported() agentapi.Report {
-	for {
-		a.mu.Lock()
-		if len(a.reports) > 0 {
-			defer a.mu.Unlock()
-			return a.reports[0]
-		}
-		a.mu.Unlock()
-		time.Sleep(time.Millisecond)
-	}
+// reported returns the last report of a call.
+func (a *ambientAgent) reported(tb testing.TB) agentapi.Report {
+	tb.Helper()
+	a.settle(tb)
+	return a.ring.All()[0]
 }
 
 func (a *ambientAgent) received() []string {
@@ -110,11 +90,6 @@ func ambientStanza(more chaintest.Stanza) chaintest.Stanza {
 	return stanza
 }
 
-// chosen are the facts of a pod that ambient mode serves. Its UID is not the runtime's, like a static pod's.
-func chosen(p chaintest.Pod) sidecar.Facts {
-	return sidecar.Facts{Namespace: p.Namespace, Name: p.Name, UID: "uid-of-" + p.UID, Selected: true, Containers: []sidecar.Container{{Name: "app"}}}
-}
-
 func TestAmbient_EveryVersion(t *testing.T) {
 	t.Parallel()
 	for at, version := range cniconf.Versions() {
@@ -122,7 +97,7 @@ func TestAmbient_EveryVersion(t *testing.T) {
 			t.Parallel()
 			n := chaintest.New(t, chaintest.Program(t))
 			pod := n.NewPod("shop", "web", nil)
-			agent := serveAmbient(t, n, chosen(pod), enrolling(enrolled))
+			agent := serveAmbient(t, n, pod, enrolling(enrolled))
 			list := n.Chain(version, ambientStanza(nil))
 			bridge, before := passesOn(t, n, list, pod)
 			events := agent.received()
@@ -144,7 +119,7 @@ func TestAmbient_EveryVersion(t *testing.T) {
 			if text := rules(t, pod); strings.Contains(text, "ISTIO") {
 				t.Errorf("the plugin wrote rules:\n%s", text)
 			}
-			if r := agent.reported(); r.Reason != "ambient" || r.Captured || r.Changed || r.Error != "" || r.Seconds[agentapi.PhaseProgram] <= 0 {
+			if r := agent.reported(t); r.Reason != "ambient" || r.Captured || r.Changed || r.Error != "" || r.Seconds[agentapi.PhaseProgram] <= 0 {
 				t.Errorf("reported %+v", r)
 			}
 		})
@@ -162,7 +137,7 @@ func TestAmbient_Addresses(t *testing.T) {
 	} {
 		n := chaintest.New(t, chaintest.Program(t))
 		pod := n.NewPod("shop", "web", nil)
-		agent := serveAmbient(t, n, chosen(pod), enrolling(enrolled))
+		agent := serveAmbient(t, n, pod, enrolling(enrolled))
 		var before []byte
 		if prev != "" {
 			before = []byte(prev)
@@ -216,7 +191,7 @@ func TestAmbient_NotEnrolled(t *testing.T) {
 			t.Parallel()
 			n := chaintest.New(t, chaintest.Program(t))
 			pod := n.NewPod("shop", "web", nil)
-			agent := serveAmbient(t, n, chosen(pod), tc.agent)
+			agent := serveAmbient(t, n, pod, tc.agent)
 			call := pod
 			if tc.netns != nil {
 				call.Netns = tc.netns(n)
@@ -228,43 +203,10 @@ func TestAmbient_NotEnrolled(t *testing.T) {
 			}
 			check.Contains(t, failed.Details, tc.texts...)
 			check.Equal(t, len(agent.received()), tc.events, "events")
-			if r := agent.reported(); r.Reason != "ambient" || r.Captured || !strings.Contains(r.Error, "shop/web") {
+			if r := agent.reported(t); r.Reason != "ambient" || r.Captured || !strings.Contains(r.Error, "shop/web") {
 				t.Errorf("reported %+v", r)
 			}
 		})
-	}
-}
-
-// TestAmbient_AgentAbsent: neither agent nor API server can say whether a pod is in the mesh, so it must wait. The pods that their
-// names decide about start.
-func TestAmbient_AgentAbsent(t *testing.T) {
-	t.Parallel()
-	n := chaintest.New(t, chaintest.Program(t))
-	check.OK(t, os.Remove(filepath.Join(n.RunDir, "istio-cni-kubeconfig")))
-	stanza := ambientStanza(chaintest.Stanza{"api_timeout": "1s"})
-	maps.Copy(stanza, delivered(`{}`))
-	check.Fails(t, chain(n, n.NewPod("shop", "web", nil), stanza), "cannot tell whether pod shop/web is in the mesh")
-	for _, pod := range []chaintest.Pod{n.NewPod("kube-system", "coredns", nil), n.NewPod("istio-system", "istio-cni-node-x2x4", nil)} {
-		check.OK(t, chain(n, pod, stanza), pod.Name)
-	}
-}
-
-// TestAmbient_OtherPods: a pod with a sidecar is captured, and one that is not selected is left alone: no event is sent.
-func TestAmbient_OtherPods(t *testing.T) {
-	t.Parallel()
-	for name, captured := range map[string]bool{"sidecar": true, "plain": false} {
-		n := chaintest.New(t, chaintest.Program(t))
-		pod := n.NewPod("shop", name, nil)
-		facts := chosen(pod)
-		facts.Selected = captured // the sidecar wins
-		if captured {
-			facts.Annotations = map[string]string{sidecar.StatusKey: "{}"}
-			facts.Containers = append(facts.Containers, sidecar.Container{Name: sidecar.ProxyContainer, Args: []string{"proxy", "sidecar"}})
-		}
-		agent := serveAmbient(t, n, facts, enrolling(enrolled))
-		check.OK(t, chain(n, pod, ambientStanza(nil)))
-		check.Equal(t, pod.Captured(t), captured, name)
-		check.Equal(t, len(agent.received()), 0, "events")
 	}
 }
 
@@ -299,7 +241,7 @@ func TestBudget_AmbientNode(t *testing.T) {
 				}
 				asked.batches = tc.batches
 				r := s.do(t, "ADD", asked)
-				if n := r.Sockets(unix.AF_NETLINK); (n > 0) != (tc.batches > 0) {
+				if n := r.Sockets("AF_NETLINK"); (n > 0) != (tc.batches > 0) {
 					t.Errorf("made %d netlink sockets", n)
 				}
 				if asked.batches = 0; withAgent {

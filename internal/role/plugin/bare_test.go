@@ -6,14 +6,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
-	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -54,14 +52,13 @@ func (b bare) pod(t *testing.T, backend string, describe func(*kubetest.Pod)) (p
 }
 
 // run traces the program with only the given environment.
-func (b bare) run(t *testing.T, input []byte, environment []string, args ...string) (record *trace.Record, output string) {
+func (b bare) run(t *testing.T, input []byte, environment []string, args ...string) (record *chaintest.Record, output string) {
 	t.Helper()
 	var out bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), "/istio-cni", args...)
+	cmd := exec.CommandContext(t.Context(), "chroot", append([]string{b.root, "/istio-cni"}, args...)...)
 	cmd.Env, cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(environment, "PATH="), "/", bytes.NewReader(input), &out, &out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: b.root}
 	isolation, err := netnstest.Isolated(b.Netns, b.binds, func() (err error) {
-		record, err = trace.Run(cmd)
+		record, err = chaintest.Trace(cmd)
 		return err
 	})
 	if err != nil || isolation != nil {
@@ -101,9 +98,8 @@ func TestAdd_NothingOfTheHost(t *testing.T) {
 func (b bare) must(t *testing.T, code int, input []byte, environment []string, args ...string) {
 	t.Helper()
 	r, out := b.run(t, input, environment, args...)
-	if r.Status.ExitStatus() != code || r.Processes > 0 {
-		t.Fatalf("%q %q ends with %v, want code %d; %d processes were started: %q\n%s", environment, args, r.Status, code,
-			r.Processes, r.Programs, out)
+	if r.Code != code || r.Processes() > 0 {
+		t.Fatalf("%q %q: exit code %d, want %d; %d processes were started: %s", environment, args, r.Code, code, r.Processes(), out)
 	}
 }
 
@@ -147,8 +143,8 @@ func TestAdd_BackendIptablesWithoutPrograms(t *testing.T) {
 	b := newBare(t)
 	pod, input := b.pod(t, "iptables", chaintest.Sidecar)
 	r, out := b.run(t, input, pod.Environ("ADD", "/"))
-	if r.Status.ExitStatus() != 1 || !strings.Contains(out, "no usable iptables") {
-		t.Errorf("ends with %v: %s", r.Status, out)
+	if r.Code != 1 || !strings.Contains(out, "no usable iptables") {
+		t.Errorf("exit code %d: %s", r.Code, out)
 	}
 }
 
@@ -163,8 +159,8 @@ func TestAdd_WithoutProc(t *testing.T) {
 	b.binds = []netns.Bind{{Source: pod.Netns, Target: file}}
 	inRoot := pod
 	inRoot.Netns = "/netns"
-	if r, out := b.run(t, input, inRoot.Environ("ADD", "/")); r.Status.ExitStatus() != 1 || !strings.Contains(out, `"code"`) {
-		t.Errorf("ended with %v: %s", r.Status, out)
+	if r, out := b.run(t, input, inRoot.Environ("ADD", "/")); r.Code != 1 || !strings.Contains(out, `"code"`) {
+		t.Errorf("exit code %d: %s", r.Code, out)
 	}
 	check.Equal(t, everyRule(t, pod.Netns), "", "rules are there")
 }

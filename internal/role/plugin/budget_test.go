@@ -1,7 +1,6 @@
 package plugin_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -21,7 +20,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
-	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -107,23 +105,23 @@ func (*agent) wake(tb testing.TB, s fixture) {
 }
 
 // do runs a command that must succeed within the budget.
-func (s fixture) do(t *testing.T, command string, want budget) *trace.Record {
+func (s fixture) do(t *testing.T, command string, want budget) *chaintest.Record {
 	t.Helper()
 	requests, questions := len(s.node.API.Requests()), int64(0)
 	if s.agent != nil {
 		questions = s.agent.calls.Load()
 	}
 	r, stdout := s.node.Traced(command, s.pod, s.input)
-	if r.Status.ExitStatus() != 0 {
-		t.Fatalf("%s: %v: %s", command, r.Status, stdout)
+	if r.Code != 0 {
+		t.Fatalf("%s: exit code %d: %s", command, r.Code, stdout)
 	}
-	got := budget{processes: r.Processes, requests: len(s.node.API.Requests()) - requests, batches: len(batches(r))}
+	got := budget{processes: r.Processes(), requests: len(s.node.API.Requests()) - requests, batches: batches(r)}
 	if s.agent != nil {
 		s.agent.settle(t)
 		got.questions = s.agent.calls.Load() - questions
 	}
-	check.Equal(t, got, want, command, "programs", r.Programs, "connections", r.Connections())
-	if tcp := r.Sockets(unix.AF_INET) + r.Sockets(unix.AF_INET6); (want.requests > 0) != (tcp > 0) {
+	check.Equal(t, got, want, command, r.Calls)
+	if tcp := r.Sockets("AF_INET") + r.Sockets("AF_INET6"); (want.requests > 0) != (tcp > 0) {
 		t.Errorf("%s makes %d sockets for IP, and %d requests", command, tcp, want.requests)
 	}
 	if asked := r.Under("xtables.lock"); len(asked) > 0 {
@@ -132,27 +130,14 @@ func (s fixture) do(t *testing.T, command string, want budget) *trace.Record {
 	return r
 }
 
-// batches returns the nf_tables transactions that a run sent, each with the messages after it in the same system call.
-func batches(r *trace.Record) [][]trace.Message {
-	var all [][]trace.Message
-	for _, sent := range r.Messages(unix.NETLINK_NETFILTER) {
-		for i, m := range sent {
-			if m.BeginsBatch() {
-				all = append(all, sent[i:])
-			}
-		}
-	}
-	return all
-}
+// batches counts the nf_tables transactions that a run sent.
+func batches(r *chaintest.Record) int { return len(r.Messages(chaintest.Message.BeginsBatch)) }
 
-// removals and changes return the messages that remove, or change, anything.
-func removals(r *trace.Record) []trace.Message { return selected(r, trace.Message.Removes) }
-func changes(r *trace.Record) []trace.Message  { return selected(r, trace.Message.Writes) }
+// removals returns the messages that remove anything.
+func removals(r *chaintest.Record) []chaintest.Message { return r.Messages(chaintest.Message.Removes) }
 
-func selected(r *trace.Record, of func(trace.Message) bool) []trace.Message {
-	all := slices.Concat(slices.Concat(r.Messages(unix.NETLINK_NETFILTER)...), slices.Concat(r.Messages(unix.NETLINK_ROUTE)...))
-	return slices.DeleteFunc(all, func(m trace.Message) bool { return !of(m) })
-}
+// changes returns the messages that change anything.
+func changes(r *chaintest.Record) []chaintest.Message { return r.Messages(chaintest.Message.Writes) }
 
 // The modes and backends that a pod and a node can choose.
 func byTPROXY(p *kubetest.Pod) {
@@ -201,72 +186,48 @@ func TestBudget_MeshPod(t *testing.T) {
 
 // TestBudget_NothingReadTwice: the self-test's verdict, the names of the legacy tables and the pod's addresses are each read
 // once. The plugin reads no other interface of the namespace, and no time zone of the node.
+//
+// Requests under the kernel's RTNL mutex, one for all namespaces, wait for every interface of the node that appears or disappears. A list
+// of the addresses of all families needs it; a list of IPv4 addresses does not since Linux 6.9. IPv6 addresses are read from procfs, and
+// the address that dual stack needs is written.
 func TestBudget_NothingReadTwice(t *testing.T) {
-	s := newFixture(t, true, "shop", dualStack, nil)
-	verdict := filepath.Join(s.node.RunDir, selfcheck.FileName)
-	check.OK(t, os.WriteFile(verdict, []byte("{}"), 0o600))
-	for _, c := range []struct {
-		command string
-		want    budget
-	}{{"ADD", budget{questions: 2, batches: 1}}, {"CHECK", budget{questions: 1}}} {
-		r := s.do(t, c.command, c.want)
-		for _, file := range []string{verdict, "ip_tables_names", "ip6_tables_names"} {
-			check.Equal(t, opened(r, file), 1, c.command, "opens", file)
-		}
-		if n := opened(r, "/etc/localtime"); n > 0 {
-			t.Errorf("%s reads the node's time zone", c.command)
-		}
-		for _, sent := range r.Messages(unix.NETLINK_ROUTE) {
-			for _, m := range sent {
-				if m.Type == unix.RTM_GETLINK && m.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
-					t.Errorf("%s lists the interfaces", c.command)
-				}
-			}
-		}
-	}
-}
-
-// TestAdd_LockOfTheNode: requests under the kernel's RTNL mutex, one for all namespaces, wait for every interface of the
-// node that appears or disappears. A list of the addresses of all families needs it; a list of IPv4 addresses does not since Linux 6.9.
-// IPv6 addresses are read from procfs, and the address that dual stack needs is written.
-func TestAdd_LockOfTheNode(t *testing.T) {
 	list := fmt.Sprint(unix.RTM_GETADDR, " of family ", unix.AF_INET)
 	add := fmt.Sprint(unix.RTM_NEWADDR, " of family ", unix.AF_INET6)
+	rules, rules6 := fmt.Sprint(unix.RTM_GETRULE, " of family ", unix.AF_INET), fmt.Sprint(unix.RTM_GETRULE, " of family ", unix.AF_INET6)
 	for _, c := range []struct {
-		name     string
-		describe func(*kubetest.Pod)
-		want     []string
-	}{{"IPv4", chaintest.Sidecar, []string{list}}, {"dual stack", dualStack, []string{list, add}}} {
-		t.Run(c.name, func(t *testing.T) {
-			s := newFixture(t, true, "shop", c.describe, nil)
-			r := s.do(t, "ADD", budget{questions: 2, batches: 1})
-			var got []string
-			for _, m := range slices.Concat(r.Messages(unix.NETLINK_ROUTE)...) {
-				got = append(got, fmt.Sprint(m.Type, " of family ", m.Family))
-			}
-			if !slices.Equal(got, c.want) {
-				t.Errorf("ADD sends rtnetlink the messages %q, want %q", got, c.want)
-			}
-			if n := opened(r, "/net/if_inet6"); n < 1 || n > 2 { // dual stack reads once more: the address may exist already
-				t.Errorf("ADD reads the IPv6 addresses %d times", n)
-			}
-		})
-	}
-}
-
-// opened counts how often a file was opened.
-func opened(r *trace.Record, name string) int {
-	count := 0
-	for _, c := range r.Calls {
-		if c.Number == unix.SYS_OPENAT && strings.HasSuffix(c.Path, name) {
-			count++
+		command   string
+		describe  func(*kubetest.Pod)
+		want      budget
+		addresses int
+		routing   []string // in numeric order
+	}{
+		{"ADD", chaintest.Sidecar, budget{questions: 2, batches: 1}, 1, []string{list}},
+		{"ADD", dualStack, budget{questions: 2, batches: 1}, 2, []string{add, list}}, // the address may exist already
+		{"CHECK", dualStack, budget{questions: 1}, 3, []string{list, rules6, rules}},
+	} {
+		s := newFixture(t, true, "shop", c.describe, nil)
+		verdict := filepath.Join(s.node.RunDir, selfcheck.FileName)
+		check.OK(t, os.WriteFile(verdict, []byte("{}"), 0o600))
+		if c.command == "CHECK" {
+			s.do(t, "ADD", budget{questions: 2, batches: 1})
 		}
+		r := s.do(t, c.command, c.want)
+		for _, file := range []string{verdict, "ip_tables_names", "ip6_tables_names"} {
+			check.Equal(t, r.Opened(file), 1, c.command, "opens", file)
+		}
+		check.Equal(t, r.Opened("/net/if_inet6"), c.addresses, c.command, "reads the IPv6 addresses")
+		check.Equal(t, r.Opened("/etc/localtime"), 0, c.command, "reads the node's time zone")
+		var got []string
+		for _, m := range r.Messages(func(m chaintest.Message) bool { return !m.Netfilter }) {
+			got = append(got, fmt.Sprint(m.Type, " of family ", m.Family))
+		}
+		slices.Sort(got) // another thread can send the second one
+		check.Diff(t, c.command+" sends rtnetlink", c.routing, got)
 	}
-	return count
 }
 
 // untouched fails the test if a run created a socket or used a path below the agent's directory.
-func untouched(t *testing.T, s fixture, r *trace.Record) {
+func untouched(t *testing.T, s fixture, r *chaintest.Record) {
 	t.Helper()
 	if asked := r.Under(s.node.RunDir); len(asked) > 0 {
 		t.Errorf("asked the kernel for %q", asked)
@@ -274,11 +235,11 @@ func untouched(t *testing.T, s fixture, r *trace.Record) {
 	unconnected(t, r)
 }
 
-func unconnected(t *testing.T, r *trace.Record) {
+func unconnected(t *testing.T, r *chaintest.Record) {
 	t.Helper()
-	for _, domain := range []int{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK} {
+	for _, domain := range []string{"AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"} {
 		if n := r.Sockets(domain); n > 0 {
-			t.Errorf("made %d sockets of family %d", n, domain)
+			t.Errorf("made %d sockets of family %s", n, domain)
 		}
 	}
 }
@@ -305,7 +266,7 @@ func TestBudget_PodOutsideTheMesh(t *testing.T) {
 func TestBudget_ExcludedPod(t *testing.T) {
 	s := newFixture(t, true, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
 	r := s.do(t, "ADD", budget{questions: 1})
-	if n := r.Sockets(unix.AF_NETLINK); n > 0 {
+	if n := r.Sockets("AF_NETLINK"); n > 0 {
 		t.Errorf("made %d netlink sockets", n)
 	}
 	s = newFixture(t, false, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
@@ -317,18 +278,22 @@ func TestBudget_ExcludedPod(t *testing.T) {
 func TestBudget_SeesTools(t *testing.T) {
 	s := newFixture(t, true, "shop", dualStack, chaintest.Stanza{"backend": "iptables"})
 	r, stdout := s.node.Traced("ADD", s.pod, s.input)
-	if r.Status.ExitStatus() != 0 || r.Processes == 0 || len(batches(r)) < 2 {
-		t.Errorf("ended with %v, %d processes, %d batches: %s", r.Status, r.Processes, len(batches(r)), stdout)
+	if r.Code != 0 || r.Processes() == 0 || batches(r) < 2 {
+		t.Errorf("exit code %d, %d processes, %d batches: %s", r.Code, r.Processes(), batches(r), stdout)
 	}
-	if r.Sockets(unix.AF_UNIX) == 0 || r.Sockets(unix.AF_NETLINK) == 0 || !slices.Contains(r.Connections(), s.agent.socket) ||
-		len(r.Under(s.pod.Netns)) == 0 {
-		t.Errorf("sockets %d, %d; connections %q", r.Sockets(unix.AF_UNIX), r.Sockets(unix.AF_NETLINK), r.Connections())
+	if r.Sockets("AF_UNIX") == 0 || r.Sockets("AF_NETLINK") == 0 || len(r.Under(s.agent.socket)) == 0 || len(r.Under(s.pod.Netns)) == 0 {
+		t.Errorf("calls %q", r.Calls)
 	}
-	// Another mode on the same pod: the netlink backend removes rules as well.
+	// Another mode on the same pod: the netlink backend removes rules as well, and policy rule and route of TPROXY.
 	s = newFixture(t, true, "shop", chaintest.Sidecar, nil)
-	s.do(t, "ADD", budget{questions: 2, batches: 1})
-	s.agent.knows(s.pod, byTPROXY)
-	if r = s.do(t, "ADD", budget{questions: 2, batches: 1}); len(removals(r)) == 0 {
+	gone := map[bool]bool{}
+	for _, mode := range []func(*kubetest.Pod){chaintest.Sidecar, byTPROXY, chaintest.Sidecar} {
+		s.agent.knows(s.pod, mode)
+		for _, m := range removals(s.do(t, "ADD", budget{questions: 2, batches: 1})) {
+			gone[m.Netfilter] = true
+		}
+	}
+	if !gone[true] || !gone[false] {
 		t.Error("nothing is removed where the mode changes")
 	}
 }
@@ -337,30 +302,20 @@ func TestBudget_SeesTools(t *testing.T) {
 // initialises packages with few dependencies before package net, which the plugin needs.
 var heavy = []string{"k8s.io/client-go/", "k8s.io/api/", "k8s.io/apimachinery/pkg/apis/", "k8s.io/apimachinery/pkg/runtime "}
 
-// initialised returns the packages of heavy that a call initialises, from the runtime's own trace.
+// initialised returns the packages of heavy that a call initialises.
 func (s fixture) initialised(t *testing.T, name, command string) (found []string) {
 	t.Helper()
-	var stderr bytes.Buffer
-	cmd := s.node.Command(command, s.pod, s.input, "GODEBUG=inittrace=1")
-	cmd.Args[0], cmd.Stderr = name, &stderr
-	var stdout []byte
-	if err := netns.Do(s.node.Netns, func() (err error) { stdout, err = cmd.Output(); return err }); err != nil {
-		t.Fatalf("%s: %v\n%s%s", command, err, stdout, stderr.Bytes())
-	}
-	all := 0
-	for line := range strings.Lines(stderr.String()) {
-		path, ours := strings.CutPrefix(line, "init ")
-		if !ours {
-			continue
+	cmd := s.node.Command(command, s.pod, s.input)
+	cmd.Args[0] = name
+	check.OK(t, netns.Do(s.node.Netns, func() error {
+		all, err := chaintest.Inits(cmd)
+		for _, one := range all {
+			if slices.ContainsFunc(heavy, func(prefix string) bool { return strings.HasPrefix(one.Package+" ", prefix) }) {
+				found = append(found, one.Package)
+			}
 		}
-		all++
-		if slices.ContainsFunc(heavy, func(prefix string) bool { return strings.HasPrefix(path, prefix) }) {
-			found = append(found, strings.Fields(path)[0])
-		}
-	}
-	if all < 10 {
-		t.Fatalf("%d packages are initialised: the runtime's trace is not read\n%s", all, stderr.Bytes())
-	}
+		return err
+	}))
 	return found
 }
 
@@ -459,10 +414,10 @@ func TestAdd_HeaviestPod(t *testing.T) {
 						backwards bool
 					}{{"ADD", true}, {"ADD", true}, {"CHECK", true}, {"ADD", false}, {"CHECK", false}} {
 						s.describe(heaviest(mode, ipv6, step.backwards))
-						r, stdout := s.node.Traced(step.command, s.pod, s.input)
-						t.Logf("%s, backwards %t: %d MB", step.command, step.backwards, r.Memory>>10)
-						if r.Status.ExitStatus() != 0 || r.Memory == 0 || r.Memory > mostMemory {
-							t.Errorf("%s, backwards %t: %v, %d kB: %s", step.command, step.backwards, r.Status, r.Memory, stdout)
+						memory, code, stdout := s.node.Measured(step.command, s.pod, s.input)
+						t.Logf("%s, backwards %t: %d MB", step.command, step.backwards, memory>>10)
+						if code != 0 || memory > mostMemory {
+							t.Errorf("%s, backwards %t: exit code %d, %d kB: %s", step.command, step.backwards, code, memory, stdout)
 						}
 					}
 				})
@@ -479,18 +434,18 @@ func TestAdd_TooLongList(t *testing.T) {
 		p.Annotations[sidecar.OutboundKey] = "10.0.0.999"
 	}, nil)
 	for _, command := range []string{"ADD", "CHECK"} {
-		r, stdout := s.node.Traced(command, s.pod, s.input)
+		memory, code, stdout := s.node.Measured(command, s.pod, s.input)
 		var answer struct {
 			Code         int
 			Msg, Details string
 		}
-		if err := json.Unmarshal(stdout, &answer); err != nil || answer.Code != 100 || r.Status.ExitStatus() != 1 || len(stdout) > 1<<10 {
-			t.Errorf("%s: %v, %v, %d bytes: %.1000s", command, err, r.Status, len(stdout), stdout)
+		if err := json.Unmarshal(stdout, &answer); err != nil || answer.Code != 100 || code != 1 || len(stdout) > 1<<10 {
+			t.Errorf("%s: %v, exit code %d, %d bytes: %.1000s", command, err, code, len(stdout), stdout)
 		}
 		check.Contains(t, answer.Msg+answer.Details,
 			"refuses pod shop/web", sidecar.InboundPortsExcludeKey, "lists 12000 entries, more than 1000", sidecar.OutboundKey, "10.0.0.999")
-		if r.Memory > mostMemory/2 || len(changes(r)) > 0 {
-			t.Errorf("%s: %d kB, %d changes", command, r.Memory, len(changes(r)))
+		if rules := everyRule(t, s.pod.Netns); memory > mostMemory/2 || rules != "" {
+			t.Errorf("%s: %d kB, rules %s", command, memory, rules)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +20,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
-	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -47,17 +47,17 @@ func passesOn(t *testing.T, n *chaintest.Node, list *libcni.NetworkConfigList, p
 	return &short, before
 }
 
-// TestChain_EveryVersion: the mesh pod is captured, and the result equals the bridge's.
+// TestChain_EveryVersion: the mesh pod is captured, the result equals the bridge's, and CHECK, which exists since 0.4.0, sees a difference.
 func TestChain_EveryVersion(t *testing.T) {
 	t.Parallel()
-	for _, version := range cniconf.Versions() {
+	for at, version := range cniconf.Versions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, chaintest.Program(t))
-			list := node.Chain(version, nil)
+			list := node.Chain(version, chaintest.Stanza{"api_timeout": "2s"})
 			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
 			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
-			passesOn(t, node, list, mesh)
+			_, before := passesOn(t, node, list, mesh)
 			check.Contains(t, rules(t, mesh), "-A OUTPUT -j ISTIO_OUTPUT")
 			result, err := node.Add(list, plain)
 			if err != nil || result.Version() != version {
@@ -67,11 +67,34 @@ func TestChain_EveryVersion(t *testing.T) {
 				t.Errorf("plain pod is captured:\n%s", text)
 			}
 			check.Equal(t, len(node.API.Requests()), 2, node.API.Requests())
+			if at >= slices.Index(cniconf.Versions(), "0.4.0") {
+				checkDiffers(t, node, list, mesh, plain, before)
+			}
 			for _, pod := range []chaintest.Pod{mesh, plain, mesh} {
 				check.OK(t, node.Del(list, pod), "DEL")
 			}
 		})
 	}
+}
+
+// checkDiffers takes a rule from a pod of the mesh, and then the API server from the node.
+func checkDiffers(t *testing.T, node *chaintest.Node, list *libcni.NetworkConfigList, mesh, plain chaintest.Pod, before []byte) {
+	t.Helper()
+	for _, pod := range []chaintest.Pod{mesh, plain} {
+		check.OK(t, node.Check(list, pod), "CHECK right after ADD")
+	}
+	netnstest.Run(t, mesh.Netns, "iptables", "-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT")
+	err := node.Check(list, mesh)
+	var failed *types.Error
+	if !errors.As(err, &failed) || failed.Code != 102 || !strings.Contains(failed.Details, `missing "-A OUTPUT -j ISTIO_OUTPUT"`) {
+		t.Errorf("CHECK of a pod without its jump: %v", err)
+	}
+	check.OK(t, check.Err(node.Ours(list, mesh, before)), "ADD of istio-cni again")
+	check.OK(t, node.Check(list, mesh), "CHECK after the repair")
+	// Neither source answers any more: CHECK passes for a pod that was never captured, and fails for a captured pod.
+	node.API.Stop()
+	check.OK(t, node.Check(list, plain), "CHECK of a plain pod without API server")
+	check.Fails(t, node.Check(list, mesh), "apps/mesh")
 }
 
 // TestStandalone_EveryVersion runs the agent's file for multus, which runs the plugin alone, without a previous result.
@@ -106,111 +129,50 @@ func TestStandalone_EveryVersion(t *testing.T) {
 	}
 }
 
-func TestCheck_Differences(t *testing.T) {
-	t.Parallel()
-	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			node := chaintest.New(t, chaintest.Program(t))
-			list := node.Chain(version, chaintest.Stanza{"api_timeout": "2s"})
-			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
-			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
-			for _, pod := range []chaintest.Pod{mesh, plain} {
-				check.OK(t, check.Err(node.Add(list, pod)))
-				check.OK(t, node.Check(list, pod), "CHECK right after ADD")
-			}
-			netnstest.Run(t, mesh.Netns, "iptables", "-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT")
-			err := node.Check(list, mesh)
-			var failed *types.Error
-			if !errors.As(err, &failed) || failed.Code != 102 || !strings.Contains(failed.Details, `missing "-A OUTPUT -j ISTIO_OUTPUT"`) {
-				t.Errorf("CHECK of a pod without its jump: %v", err)
-			}
-			before, err := node.Cached(list, mesh)
-			check.OK(t, err)
-			check.OK(t, check.Err(node.Ours(list, mesh, before)), "ADD of istio-cni again")
-			check.OK(t, node.Check(list, mesh), "CHECK after the repair")
-			// Neither source answers any more: CHECK passes for a pod that was never captured, and fails for a captured pod.
-			node.API.Stop()
-			check.OK(t, node.Check(list, plain), "CHECK of a plain pod without API server")
-			if err := node.Check(list, mesh); err == nil {
-				t.Error("CHECK of a mesh pod without API server passes")
-			}
-		})
-	}
-}
-
-// TestStatus_Succeeds: after a failed STATUS the runtime reports the network as not ready, and then no pod on it
-// starts, not even the node agent. So STATUS succeeds on a node that cannot serve pods of the mesh; ADD of such a pod fails.
-func TestStatus_Succeeds(t *testing.T) {
-	t.Parallel()
-	for name, spoil := range map[string]func(*testing.T, *chaintest.Node) chaintest.Stanza{
-		"a ready node": func(*testing.T, *chaintest.Node) chaintest.Stanza { return nil },
-		"after a reboot": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
-			t.Helper()
-			check.OK(t, os.RemoveAll(n.RunDir))
-			return nil
-		},
-		"a damaged kubeconfig": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
-			t.Helper()
-			check.OK(t, os.Truncate(filepath.Join(n.RunDir, "istio-cni-kubeconfig"), 0))
-			return nil
-		},
-		"an API server that is gone": func(_ *testing.T, n *chaintest.Node) chaintest.Stanza { n.API.Stop(); return nil },
-		"an unusable stanza": func(*testing.T, *chaintest.Node) chaintest.Stanza {
-			return chaintest.Stanza{"second_ip_family": "maybe", "api_timeout": "never", "backend": 7}
-		},
-		"a failed self-test": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
-			t.Helper()
-			recordFailure(t, n, "a connection of the app does not come out")
-			return nil
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			node := chaintest.New(t, chaintest.Program(t))
-			pod := node.NewPod("shop", "web", chaintest.Sidecar)
-			list := node.Chain("1.1.0", spoil(t, node))
-			for _, err := range []error{node.Status(list), node.GC(list), node.Status(list)} {
-				if err != nil {
-					t.Errorf("STATUS, GC, STATUS: %v", err)
-				}
-			}
-			if _, err := node.Add(list, pod); (err != nil) != (name != "a ready node") {
-				t.Errorf("ADD of a pod of the mesh: %v", err)
-			}
-		})
-	}
-}
-
-// TestAdd_DecidedByName: a pod that its name excludes, above all the node agent, starts on a node where nothing
-// works: the run directory, on a tmpfs, is empty after a boot until the agent has started, or has an empty file after a loss of
-// power. A pod that may be in the mesh waits because it must not start without redirection.
-func TestAdd_DecidedByName(t *testing.T) {
+// TestNode_CannotServeTheMesh: after a failed STATUS the runtime reports the network as not ready, and then no pod on it starts, not even
+// the node agent. So STATUS succeeds, and a pod starts that its name excludes, above all the agent's. A pod that may be in the mesh waits
+// because it must not start without redirection. The run directory, on a tmpfs, is empty after a boot until the agent has started, or has
+// an empty file after a loss of power.
+func TestNode_CannotServeTheMesh(t *testing.T) {
 	t.Parallel()
 	const kubeconfig = "istio-cni-kubeconfig"
-	for name, spoil := range map[string]func(dir string) error{
-		"no kubeconfig":    func(dir string) error { return os.Remove(filepath.Join(dir, kubeconfig)) },
-		"no run directory": os.RemoveAll,
-		"an empty file":    func(dir string) error { return os.Truncate(filepath.Join(dir, kubeconfig), 0) },
+	file := func(n *chaintest.Node) string { return filepath.Join(n.RunDir, kubeconfig) }
+	stanza := func(more chaintest.Stanza) chaintest.Stanza {
+		all := chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}, "pod_namespace": "istio-system", "api_timeout": "1s"}
+		maps.Copy(all, more)
+		return all
+	}
+	ambient := ambientStanza(chaintest.Stanza{"api_timeout": "1s"})
+	maps.Copy(ambient, delivered(`{}`))
+	for name, tc := range map[string]struct {
+		spoil  func(*chaintest.Node) error
+		stanza chaintest.Stanza
+		text   string
+	}{
+		"no kubeconfig":     {func(n *chaintest.Node) error { return os.Remove(file(n)) }, nil, kubeconfig},
+		"no run directory":  {func(n *chaintest.Node) error { return os.RemoveAll(n.RunDir) }, nil, kubeconfig},
+		"an empty file":     {func(n *chaintest.Node) error { return os.Truncate(file(n), 0) }, nil, kubeconfig},
+		"ambient mode":      {func(n *chaintest.Node) error { return os.Remove(file(n)) }, ambient, "cannot tell whether pod apps/web is in the mesh"},
+		"no API server":     {func(n *chaintest.Node) error { n.API.Stop(); return nil }, nil, "connection refused"},
+		"a failed test":     {func(n *chaintest.Node) error { recordFailure(t, n, "it does not come out"); return nil }, nil, "it does not come out"},
+		"an invalid stanza": {nil, chaintest.Stanza{"second_ip_family": "maybe", "api_timeout": "never", "backend": 7}, "second_ip_family"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, chaintest.Program(t))
-			check.OK(t, spoil(node.RunDir))
-			stanza := chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}, "pod_namespace": "istio-system", "api_timeout": "never"}
+			mesh := node.NewPod("apps", "web", chaintest.Sidecar)
+			if tc.spoil != nil {
+				check.OK(t, tc.spoil(node))
+			}
+			list := node.Chain("1.1.0", stanza(tc.stanza))
+			check.OK(t, errors.Join(node.Status(list), node.GC(list), node.Status(list)), "STATUS, GC, STATUS")
 			for _, pod := range []chaintest.Pod{
 				node.NewPod("kube-system", "coredns", nil), node.NewPod("istio-system", "istio-cni-node-x2x4", nil), node.NewPod("", "", nil),
 			} {
-				if _, err := node.Add(node.Chain("1.0.0", stanza), pod); err != nil {
-					t.Errorf("ADD of %s/%s: %v", pod.Namespace, pod.Name, err)
-				}
+				check.OK(t, check.Err(node.Add(list, pod)), "ADD of", pod.Namespace, pod.Name)
 			}
 			check.Equal(t, len(node.API.Requests()), 0, "requests for pods that need no request")
-			if _, err := node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar)); err == nil {
-				t.Error("a pod that may be in the mesh starts although the API server cannot be asked")
-			}
-			stanza["api_timeout"] = "1s"
-			check.Fails(t, check.Err(node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar))), kubeconfig)
+			check.Fails(t, check.Err(node.Add(list, mesh)), tc.text)
 		})
 	}
 }
@@ -362,10 +324,10 @@ func TestAdd_NetnsResolvedOnce(t *testing.T) {
 		pod.Netns = link
 		input, err := chaintest.Input(n.Chain("1.0.0", chaintest.Stanza{"backend": backend}), nil)
 		check.OK(t, err)
-		once := func(call string, want int, r *trace.Record, out []byte) {
+		once := func(call string, want int, r *chaintest.Record, out []byte) {
 			t.Helper()
-			if uses := r.Under("resolved-once"); r.Status.ExitStatus() != 0 || len(uses) != want {
-				t.Errorf("%s, %s: %v; the path is resolved %d times, want %d: %s", backend, call, r.Status, len(uses), want, out)
+			if uses := r.Under("resolved-once"); r.Code != 0 || len(uses) != want {
+				t.Errorf("%s, %s: exit code %d; the path is resolved by %q, want %d times: %s", backend, call, r.Code, uses, want, out)
 			}
 		}
 		for _, call := range []string{"ADD", "CHECK", "DEL"} {
@@ -374,7 +336,7 @@ func TestAdd_NetnsResolvedOnce(t *testing.T) {
 		}
 		for _, mode := range []string{"REDIRECT", "TPROXY"} {
 			check.OK(t, netns.Do(n.Netns, func() error {
-				r, err := trace.Run(exec.CommandContext(t.Context(), chaintest.Program(t), "iptables", "--reconcile", "--backend", backend,
+				r, err := chaintest.Trace(exec.CommandContext(t.Context(), chaintest.Program(t), "iptables", "--reconcile", "--backend", backend,
 					"-b", "*", "-m", mode, "--network-namespace", link))
 				once("iptables "+mode, 1, r, nil)
 				return err

@@ -3,7 +3,6 @@ package plugin
 import (
 	"cmp"
 	"fmt"
-	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/types/create"
@@ -33,26 +32,6 @@ func parseArgs(text string) (podArgs, error) {
 		return a, failure(types.ErrInvalidEnvironmentVariables, "istio-cni cannot read CNI_ARGS", err)
 	}
 	return a, nil
-}
-
-// env has the plugin's environment variables, besides the CNI library's. path is the search path of iptables, override
-// reports that the plugin runs in the pod's namespace on purpose (CNI_NETNS_OVERRIDE).
-type env struct {
-	command, container, path string
-	override                 bool
-}
-
-func environment(getenv func(string) (string, bool)) env {
-	get := func(name string) string {
-		v, _ := getenv(name)
-		return v
-	}
-	// The CNI library accepts the same values.
-	override := get("CNI_NETNS_OVERRIDE")
-	return env{
-		command: get("CNI_COMMAND"), container: get("CNI_CONTAINERID"), path: get("PATH"),
-		override: override == "1" || strings.EqualFold(override, "true"),
-	}
 }
 
 // firstVersion is the version of a configuration without cniVersion.

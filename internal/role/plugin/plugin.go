@@ -49,8 +49,8 @@ func (e KubeconfigError) Error() string { return e.Err.Error() }
 
 // plugin is one invocation.
 type plugin struct {
-	env
-
+	// getenv returns a variable, "" without it.
+	getenv func(name string) string
 	// server returns the look-up when it is ready.
 	server func() Lookup
 	// answer buffers the result until no step can fail any more: stdout must have exactly one document.
@@ -67,16 +67,18 @@ const softMemoryLimit = 64 << 20
 func Run(c applet.Call, server func() Lookup) int {
 	// docs/parity.md promises a bound for pods with very long lists. The garbage collector's default pace does not keep it.
 	debug.SetMemoryLimit(softMemoryLimit)
-	p := &plugin{env: environment(c.Getenv), server: server, began: clock.RealClock{}.Now()}
-	if p.command == "" {
+	getenv := func(name string) string { value, _ := c.Getenv(name); return value }
+	p := &plugin{getenv: getenv, server: server, began: clock.RealClock{}.Now()}
+	command, container := getenv("CNI_COMMAND"), printable.Text(getenv("CNI_CONTAINERID"), maxNamed)
+	if command == "" {
 		return usage(c)
 	}
 	p.log = pluginlog.New(c.Stderr, logScope)
 	defer p.log.Close()
 	log := p.log.Logger()
-	if p.command == "DEL" || p.command == "GC" {
+	if command == "DEL" || command == "GC" {
 		// The kernel removes the rules with the namespace. DEL and GC read nothing, so they cannot fail on a missing input.
-		log.Debug("nothing to do", "command", p.command, "container", printable.Text(p.container, maxNamed))
+		log.Debug("nothing to do", "command", command, "container", container)
 		return applet.ExitOK
 	}
 	failed := skel.PluginMainFuncsWithError(skel.CNIFuncs{
@@ -94,7 +96,7 @@ func Run(c applet.Call, server func() Lookup) int {
 		return applet.ExitOK
 	}
 	failed = presentable(*failed)
-	log.Error("failing", "command", p.command, "container", printable.Text(p.container, maxNamed),
+	log.Error("failing", "command", command, "container", container,
 		"code", failed.Code, "cause", failed.Msg, "details", failed.Details)
 	if err := failed.Print(); err != nil {
 		log.Error("printing the error", "cause", err.Error())

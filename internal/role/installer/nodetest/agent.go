@@ -1,6 +1,7 @@
 package nodetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -86,11 +89,11 @@ func (n *Node) Start(args ...string) *Agent {
 	}
 	a := &Agent{tb: n.tb, node: n, exited: make(chan struct{}), health: HealthPort, monitoring: MonitoringPort}
 	for _, arg := range args {
-		if port, is := strings.CutPrefix(arg, "--health-port="); is {
-			a.health = port
-		}
-		if port, is := strings.CutPrefix(arg, "--monitoring-port="); is {
-			a.monitoring = port
+		switch flag, value, _ := strings.Cut(arg, "="); flag {
+		case "--health-port":
+			a.health = value
+		case "--monitoring-port":
+			a.monitoring = value
 		}
 	}
 	a.cmd = exec.CommandContext(context.WithoutCancel(n.tb.Context()), imageAgent, args...) //nolint:gosec // the program under test
@@ -223,11 +226,17 @@ func (a *Agent) AwaitReady() {
 // AwaitLog waits until the log has a text.
 func (a *Agent) AwaitLog(text string) {
 	a.tb.Helper()
-	Await(a.tb, fmt.Sprintf("%q in the agent's log", text), func() error {
-		if strings.Contains(a.Log(), text) {
+	a.Await(fmt.Sprintf("%q in the agent's log", text), func() bool { return strings.Contains(a.Log(), text) })
+}
+
+// Await waits until a condition holds, while the agent runs.
+func (a *Agent) Await(what string, holds func() bool) {
+	a.tb.Helper()
+	Await(a.tb, what, func() error {
+		if holds() {
 			return nil
 		}
-		return errNotYet
+		return cmp.Or(a.Running(), errNotYet)
 	})
 }
 
@@ -252,21 +261,14 @@ func (a *Agent) Metric(series string) string {
 func Await(tb testing.TB, what string, check func() error) {
 	tb.Helper()
 	const often = 2 * time.Millisecond
-	timer, ticker := time.NewTimer(Timeout), time.NewTicker(often)
-	defer timer.Stop()
-	defer ticker.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
+	var last error
+	err := wait.PollUntilContextTimeout(context.Background(), often, Timeout, true, func(context.Context) (bool, error) {
+		if last = check(); errors.Is(last, errEnded) {
+			return false, last
 		}
-		if errors.Is(err, errEnded) {
-			tb.Fatalf("waiting for %s: %v", what, err)
-		}
-		select {
-		case <-timer.C:
-			tb.Fatalf("waiting for %s: after %s: %v", what, Timeout, err)
-		case <-ticker.C:
-		}
+		return last == nil, nil
+	})
+	if err != nil {
+		tb.Fatalf("waiting for %s: %v: %v", what, err, last)
 	}
 }

@@ -143,9 +143,6 @@ func (n *Node) makeContainer() error {
 // Path returns the test's path of a file of the host.
 func (n *Node) Path(name string) string { return filepath.Join(n.host, name) }
 
-// OnHost runs do with the host's root directory, in its mount and network namespaces.
-func (n *Node) OnHost(do func() error) error { return n.as(n.host, do) }
-
 // inside returns the test's path of a file of the container.
 func (n *Node) inside(name string) string { return filepath.Join(n.container, name) }
 

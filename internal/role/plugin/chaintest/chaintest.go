@@ -1,7 +1,7 @@
 // Package chaintest runs real CNI chains on a node that exists only for a test: a network namespace in which libcni
 // starts Debian's bridge and host-local plugins and the program under test, last in the chain.
 //
-// It promises that nothing reaches the machine's own namespace. Start at New.
+// It promises that nothing reaches the machine's own namespace. Start at New; trace.go counts system calls.
 package chaintest
 
 import (
@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -28,7 +29,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace" //nolint:depguard // a part of this role's test support
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -58,8 +58,18 @@ func Program(tb testing.TB) string {
 	return shared
 }
 
+// measured makes a test binary the parent of a plugin: see [Node.Measured].
+const measured = "CHAINTEST_MEASURED"
+
 // Main runs the tests of a package, and removes their program.
 func Main(m *testing.M) {
+	if os.Getenv(measured) != "" { //nolint:forbidigo // set by Measured
+		cmd := exec.Cmd{Path: os.Args[0], Stdin: os.Stdin, Stdout: os.Stdout}
+		_ = cmd.Run()                                         // the exit code has the result
+		used := cmd.ProcessState.SysUsage().(*syscall.Rusage) //nolint:forcetypeassert // of Linux
+		_, _ = fmt.Fprint(os.Stderr, used.Maxrss)
+		os.Exit(cmd.ProcessState.ExitCode()) //nolint:forbidigo // as below
+	}
 	code := m.Run()
 	if shared != "" {
 		_ = os.RemoveAll(filepath.Dir(shared))
@@ -90,6 +100,33 @@ func BuildPackage(tb testing.TB, file, pkg string) string {
 	check.OK(tb, err)
 	netnstest.WriteProgram(tb, file, content)
 	return file
+}
+
+// Init is the initialisation of a package before main, as the Go runtime counts it.
+type Init struct {
+	Package       string
+	Bytes, Allocs int
+}
+
+// Inits runs a command, which must succeed, and returns the initialised packages in their order.
+func Inits(cmd *exec.Cmd) (all []Init, err error) {
+	var stderr bytes.Buffer
+	cmd.Env, cmd.Stderr = append(cmd.Env, "GODEBUG=inittrace=1"), &stderr
+	if out, err := cmd.Output(); err != nil {
+		return nil, fmt.Errorf("%w: %s%s", err, out, stderr.Bytes())
+	}
+	for line := range strings.Lines(stderr.String()) {
+		var one Init
+		var began, took float64
+		_, err := fmt.Sscanf(line, "init %s @%f ms, %f ms clock, %d bytes, %d allocs", &one.Package, &began, &took, &one.Bytes, &one.Allocs)
+		if err == nil {
+			all = append(all, one)
+		}
+	}
+	if len(all) < 10 {
+		return nil, fmt.Errorf("%d packages are initialised: the runtime's trace is not read\n%s", len(all), stderr.Bytes())
+	}
+	return all, nil
 }
 
 // Node is a node with its own network namespace, API server and CNI directories.
@@ -341,15 +378,32 @@ func (p Pod) Environ(command, path string) []string {
 	}
 }
 
-// Traced is Exec with a trace of every system call, whether the command succeeds or not.
-func (n *Node) Traced(command string, p Pod, input []byte, extra ...string) (*trace.Record, []byte) {
+// Measured is Exec with the most memory that the program, or a process that it started, had, in kB. The kernel adds the memory of the
+// process that starts a program to it, so it is a new one and not that of the tests.
+func (n *Node) Measured(command string, p Pod, input []byte) (memory, code int, stdout []byte) {
 	n.tb.Helper()
-	var record *trace.Record
+	var out, size bytes.Buffer
+	err := netns.Do(n.Netns, func() error {
+		cmd := n.Command(command, p, input, measured+"=yes")
+		cmd.Path, cmd.Stdout, cmd.Stderr = "/proc/self/exe", &out, &size
+		_ = cmd.Run() // the exit code is the program's
+		code = cmd.ProcessState.ExitCode()
+		_, err := fmt.Sscan(size.String(), &memory)
+		return err
+	})
+	check.OK(n.tb, err, size.String())
+	return memory, code, out.Bytes()
+}
+
+// Traced is Exec with a trace of its system calls, whether the command succeeds or not.
+func (n *Node) Traced(command string, p Pod, input []byte, extra ...string) (*Record, []byte) {
+	n.tb.Helper()
+	var record *Record
 	var stdout bytes.Buffer
 	err := netns.Do(n.Netns, func() (err error) {
 		cmd := n.Command(command, p, input, extra...)
 		cmd.Stdout = &stdout
-		record, err = trace.Run(cmd)
+		record, err = Trace(cmd)
 		return err
 	})
 	check.OK(n.tb, err)
