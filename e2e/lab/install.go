@@ -26,8 +26,11 @@ import (
 // agent is the name of the agent's container.
 const agent = "install-cni"
 
+// Object is an object of any kind.
+type Object = *unstructured.Unstructured
+
 // Objects are the objects of a manifest, in order.
-type Objects []*unstructured.Unstructured
+type Objects []Object
 
 // Manifest returns the objects of manifests/istio-cni.yaml.
 func (l *Lab) Manifest() Objects {
