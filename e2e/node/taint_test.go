@@ -40,7 +40,7 @@ func (s scenario) tainted() bool {
 func (s scenario) refused(name string) {
 	s.Helper()
 	s.Pod(name, lab.Injected())
-	s.Until("the scheduler to refuse "+name, func() bool { return s.Event(name, "FailedScheduling", startupKey) })
+	s.Until("the scheduler to refuse "+name, func() bool { return s.Event(name, "FailedScheduling", "untolerated taint") })
 	if !s.tainted() || s.Get(lab.App, name).Spec.NodeName != "" {
 		s.Error("pods are scheduled to the node although its agent is not ready")
 	}
