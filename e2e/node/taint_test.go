@@ -87,16 +87,15 @@ func (s scenario) afterAReboot() {
 	s.Start([]string{"TAINT_HEALTH_PORT=0", "TAINT_MONITORING_PORT=0"}, s.IstioCNI, "taint", "--kubeconfig="+kubeconfig,
 		"--namespace="+lab.Mesh, "--lease-namespace="+lab.Mesh, "--add", "--hysteresis=1h")
 	s.Must(s.PowerOff())
-	// A directory in the place of the plugin keeps the agent from getting ready.
+	// Without the plugin, which is in the chain, the agent's pod cannot start.
 	plugin := s.NodeFile(filepath.Join(s.BinDir(), "istio-cni"))
-	s.Must(os.Remove(plugin))
-	s.Must(os.MkdirAll(filepath.Join(plugin, "full"), 0o755))
+	s.Must(os.Rename(plugin, plugin+".away"))
 	s.Must(s.PowerOn(s.Context()))
 	s.Until("the taint", s.tainted)
 	s.Until("the agent not to be ready", func() bool { return !lab.Ready(s.Agent()) })
 	s.UntilNodeReady()
 	s.refused("second")
-	s.Must(os.RemoveAll(plugin))
+	s.Must(os.Rename(plugin+".away", plugin))
 	s.Until("the taint to go again", func() bool { return !s.tainted() })
 	s.UntilReady("second")
 }
