@@ -128,18 +128,6 @@ func lookUpFails(t *testing.T, server *kubetest.Server, class Class) {
 	check.Equal(t, strings.Contains(err.Error(), server.Token()), false, "the token is in", err)
 }
 
-func TestRequest_Canceled(t *testing.T) {
-	server := kubetest.NewServer(t)
-	api := connected(t, server, nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := api.Node(ctx, "n"); ClassOf(err) != Canceled || !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want Canceled", err)
-	}
-	server.Stop()
-	check.Equal(t, ClassOf(check.Err(api.Node(t.Context(), "n"))), Unreachable)
-}
-
 func TestRequest_InvalidName(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
@@ -186,12 +174,21 @@ func TestClient_FilesReadAgain(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	api := connected(t, server, nil)
+	check.OK(t, os.Remove(api.token))
+	_, err := api.Node(t.Context(), "n")
+	if ClassOf(err) != NoCredentials || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), api.token) {
+		t.Errorf("got %v, want NoCredentials that names the file", err)
+	}
+	check.Equal(t, len(server.Requests()), 0, "requests without a token")
 	for _, step := range []struct {
 		name  string
 		given func()
 		want  Class
 	}{
-		{"another authority", func() { kubetest.Write(t, api.authority, string(kubetest.NewServer(t).CA())) }, TLS},
+		{"a token, and another authority", func() {
+			kubetest.Write(t, api.token, server.Token())
+			kubetest.Write(t, api.authority, string(kubetest.NewServer(t).CA()))
+		}, TLS},
 		{"a damaged authority: the last one stays in use", func() { kubetest.Write(t, api.authority, "half a certi") }, TLS},
 		{"the right authority", func() { kubetest.Write(t, api.authority, string(server.CA())) }, ""},
 		{"an expired token", func() { server.SetToken("the-next-one") }, Unauthorized},
@@ -202,20 +199,6 @@ func TestClient_FilesReadAgain(t *testing.T) {
 		step.given()
 		check.Equal(t, ClassOf(check.Err(api.Node(t.Context(), "n"))), step.want, step.name)
 	}
-}
-
-func TestClient_MissingTokenFile(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Set(kubetest.Node("n", nil, ""))
-	api := connected(t, server, nil)
-	check.OK(t, os.Remove(api.token))
-	_, err := api.Node(t.Context(), "n")
-	if ClassOf(err) != NoCredentials || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), api.token) {
-		t.Errorf("got %v, want NoCredentials that names the file", err)
-	}
-	check.Equal(t, len(server.Requests()), 0, "requests without a token")
-	kubetest.Write(t, api.token, server.Token())
-	check.OK(t, check.Err(api.Node(t.Context(), "n")), "with the file")
 }
 
 func TestClient_SkipVerify(t *testing.T) {

@@ -154,25 +154,30 @@ func queryOf(t *testing.T, request string) url.Values {
 	return values
 }
 
-// TestWatch_ContinuesAfterEvent: after the end of a watch, the client misses no change and requests no list.
-func TestWatch_ContinuesAfterEvent(t *testing.T) {
-	for name, end := range map[string]func(*kubetest.Server){
-		"after a proper end":                           (*kubetest.Server).CloseWatches,
-		"after an end in the middle of an event":       (*kubetest.Server).BreakWatches,
-		"after an end and a compaction of the history": func(s *kubetest.Server) { s.Compact(); s.CloseWatches() },
+// TestWatch_Continues: after the end of a watch, the client misses no change and requests no list. The next watch begins after the
+// last event or bookmark.
+func TestWatch_Continues(t *testing.T) {
+	for name, test := range map[string]struct {
+		end  func(*kubetest.Server)
+		from string
+	}{
+		"after a proper end":                           {(*kubetest.Server).CloseWatches, "3"},
+		"after an end in the middle of an event":       {(*kubetest.Server).BreakWatches, "3"},
+		"after an end and a compaction of the history": {func(s *kubetest.Server) { s.Compact(); s.CloseWatches() }, "3"},
+		"after a bookmark":                             {func(s *kubetest.Server) { elsewhere(s); s.Bookmark(); s.Compact(); s.CloseWatches() }, "4"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server, h := newFixture(t, nil, nil)
 			watched(t, server)
 			server.Set(config("b"))
 			h.wants("mode=a", "mode=b")
-			end(server)
+			test.end(server)
 			server.Set(config("c"))
 			h.wants("mode=a", "mode=b", "mode=c")
 			watched(t, server)
 			check.Equal(t, len(lists(server)), 1, "lists")
-			if all := watches(server); len(all) < 1 || queryOf(t, all[0]).Get("resourceVersion") != "3" {
-				t.Errorf("watches: %q, want the first from version 3", all)
+			if all := watches(server); len(all) < 1 || queryOf(t, all[0]).Get("resourceVersion") != test.from {
+				t.Errorf("watches: %q, want the first from version %s", all, test.from)
 			}
 		})
 	}
@@ -180,18 +185,6 @@ func TestWatch_ContinuesAfterEvent(t *testing.T) {
 
 // elsewhere changes an object that no watch selects.
 func elsewhere(s *kubetest.Server) { s.Set(kubetest.ConfigMap("elsewhere", "other", nil)) }
-
-func TestWatch_ContinuesAfterBookmark(t *testing.T) {
-	server, h := newFixture(t, nil, nil)
-	watched(t, server)
-	elsewhere(server)
-	server.Bookmark()
-	server.Compact()
-	server.CloseWatches()
-	server.Set(config("b"))
-	h.wants("mode=a", "mode=b")
-	check.Equal(t, len(lists(server)), 1, "lists")
-}
 
 func TestWatch_ExpiredVersion(t *testing.T) {
 	for name, forget := range map[string]func(*kubetest.Server){
