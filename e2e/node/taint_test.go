@@ -46,7 +46,8 @@ func (s scenario) refused(name string) {
 	}
 }
 
-// untilTheAgentIsReady: the controller runs as a pod with its ServiceAccount and RBAC rules, at first without an agent.
+// untilTheAgentIsReady: no pod of the mesh is scheduled before the agent is ready, and none needs repair. The controller runs as a
+// pod with its ServiceAccount and RBAC rules, at first without an agent.
 func (s scenario) untilTheAgentIsReady() {
 	s.Helper()
 	all := s.Chart("taint: {enabled: true}")
@@ -58,9 +59,18 @@ func (s scenario) untilTheAgentIsReady() {
 		return deployment.Status.ReadyReplicas == *deployment.Spec.Replicas
 	})
 	s.refused("first")
+	before, err := s.Client().CoreV1().Pods("").List(s.Context(), meta.ListOptions{})
+	s.Must(err)
 	s.Apply(all)
 	s.Until("the taint to go", func() bool { return !s.tainted() })
 	s.UntilReady("first")
+	if n := lab.Restarts(s.Get(lab.App, "first")); n != 0 || s.Event("first", "RepairBrokenPod", "") {
+		s.Errorf("%d container restarts; repaired: %t", n, s.Event("first", "RepairBrokenPod", ""))
+	}
+	s.Flows("first")
+	if !s.agentReadyBeforeBinding("first", before.ResourceVersion) {
+		s.Error("the pod was bound to the node before the agent was ready")
+	}
 	s.Until("an event of the node", func() bool {
 		events, err := s.Client().CoreV1().Events(meta.NamespaceDefault).List(s.Context(), meta.ListOptions{})
 		s.Must(err)
@@ -98,4 +108,26 @@ func (s scenario) afterAReboot() {
 	s.Must(os.Rename(plugin+".away", plugin))
 	s.Until("the taint to go again", func() bool { return !s.tainted() })
 	s.UntilReady("second")
+}
+
+// agentReadyBeforeBinding reports whether the agent was ready before the scheduler bound the pod, which has not been bound at
+// this resource version. One watch returns changes in the order of the writes; times of conditions are whole seconds of a
+// clock that can be set.
+func (s scenario) agentReadyBeforeBinding(name, resourceVersion string) bool {
+	s.Helper()
+	changes, err := s.Client().CoreV1().Pods("").Watch(s.Context(), meta.ListOptions{ResourceVersion: resourceVersion})
+	s.Must(err)
+	defer changes.Stop()
+	for change := range changes.ResultChan() {
+		switch pod, ok := change.Object.(*core.Pod); {
+		case !ok:
+			s.Fatalf("the watch: %v", change.Object)
+		case pod.Labels["k8s-app"] == "istio-cni-node" && lab.Ready(pod):
+			return true
+		case pod.Name == name && pod.Spec.NodeName != "":
+			return false
+		}
+	}
+	s.Fatal("the watch ended")
+	return false
 }
