@@ -67,9 +67,9 @@ func TestPod_Recovers(t *testing.T) {
 	t.Parallel()
 	for fault, times := range map[kubetest.Fault]int{
 		kubetest.NotFound: 5, kubetest.ServerError: 5, kubetest.Unavailable: 5, kubetest.Hang: 1, kubetest.HangMidBody: 1,
-		kubetest.Reset: 3, kubetest.ResetMidBody: 3, kubetest.Truncated: 3, kubetest.Garbage: 3, kubetest.EmptyBody: 3,
+		kubetest.Reset: 3, kubetest.ResetMidBody: 3, kubetest.Truncated: 3, kubetest.Garbage: 3,
 		kubetest.WrongKind: 3, kubetest.WrongUID: 3, kubetest.WrongName: 3, kubetest.Unauthorized: 1, kubetest.Forbidden: 1,
-		kubetest.ExpiredCertificate: 1, kubetest.WrongHostCertificate: 1, kubetest.UnknownCA: 1,
+		kubetest.UnknownCA: 1,
 	} {
 		t.Run(string(fault), func(t *testing.T) {
 			t.Parallel()
