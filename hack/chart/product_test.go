@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
-	"fmt"
 	"maps"
 	"math/big"
 	"os"
@@ -16,7 +15,6 @@ import (
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
-	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -262,43 +260,6 @@ func example(t *testing.T, name string) rendering {
 	r, err := collect(map[string]string{name: string(text)})
 	noError(t, err)
 	return r
-}
-
-// TestExamples_Template runs the agent with the settings of the example.
-func TestExamples_Template(t *testing.T) {
-	t.Parallel()
-	r := example(t, "network-config.yaml")
-	config := get[corev1.ConfigMap](t, r, "ConfigMap/kube-system/istio-cni-config").Data
-	dir, flags := node(t)
-	env := []string{"KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443"}
-	pod := get[appsv1.DaemonSet](t, r, "DaemonSet/kube-system/istio-cni-node").Spec.Template.Spec
-	checkVolumes(t, pod)
-	for _, e := range pod.Containers[0].Env {
-		if e.ValueFrom != nil && e.ValueFrom.ConfigMapKeyRef != nil {
-			env = append(env, e.Name+"="+config[e.ValueFrom.ConfigMapKeyRef.Key])
-			continue
-		}
-		env = append(env, e.Name+"="+filled(e))
-	}
-	args := slices.Concat([]string{"install", "--once", "--uninstall-on-exit=never"}, flags)
-	text, code := output(t, env, nil, product(t), args...)
-	if code != 0 {
-		t.Fatalf("exit %d\n%s", code, text)
-	}
-	for file, words := range map[string][]string{
-		// The plugin configuration keeps the indentation of the list.
-		"net/10-bridge.conflist": {
-			`"bridge"`, `"log_level":"info"`, `"kubeconfig":"/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"`,
-			fmt.Sprintf(`"log_uds_address":"%s/run/log.sock"`, dir),
-		},
-		"net/ZZZ-istio-cni-kubeconfig": {"10.96.0.1:443", "token: token"},
-	} {
-		text, err := os.ReadFile(filepath.Join(dir, file))
-		if err != nil {
-			t.Error(err)
-		}
-		contains(t, string(text), words...)
-	}
 }
 
 // TestExamples_Doctor: the objects are valid, the Job's command line too, and it has the rights for what it asks.
