@@ -198,6 +198,35 @@ func TestPatchCondition(t *testing.T) {
 	check.Equal(t, strings.Count(string(server.Object("/api/v1/nodes/n")), `"type":`), 3, "conditions")
 }
 
+func TestLease_Conflicts(t *testing.T) {
+	server := kubetest.NewServer(t)
+	api := connected(t, server, nil)
+	none, err := api.Lease(t.Context(), "ns", "lock")
+	if err != nil || none.Exists() {
+		t.Fatal(none, err)
+	}
+	mine := none
+	mine.Holder, mine.Duration, mine.Acquired, mine.Renewed = "a", time.Minute, day(1), day(1)
+	first, err := api.WriteLease(t.Context(), mine)
+	if err != nil || !first.Exists() || first.Holder != "a" || first.Duration != time.Minute || !first.Renewed.Equal(day(1)) {
+		t.Fatal(first, err)
+	}
+	// Two writers that found no lease, then two writers that read the same lease.
+	check.Equal(t, IsConflict(check.Err(api.WriteLease(t.Context(), mine))), true, "a conflict of two creations")
+	second, err := api.WriteLease(t.Context(), first)
+	if err != nil || second.Same(first) {
+		t.Fatal(err)
+	}
+	check.Equal(t, IsConflict(check.Err(api.WriteLease(t.Context(), first))), true, "a conflict with an old version")
+	if read, readErr := api.Lease(t.Context(), "ns", "lock"); readErr != nil || !read.Same(second) {
+		t.Errorf("%+v, %v", read, readErr)
+	}
+	server.FailOn("/leases/", kubetest.NotFoundPage, 1)
+	if got, failed := api.Lease(t.Context(), "ns", "lock"); failed == nil {
+		t.Errorf("a 404 of another server is read as a missing lease: %+v", got)
+	}
+}
+
 // clientWith returns a client whose server always sends the same body.
 func clientWith(body []byte) *Client {
 	return clientOf(reply(http.StatusOK, body), Config{Kubeconfig: "/no/such/istio-cni-kubeconfig"})
