@@ -53,12 +53,14 @@ func TestWatchPods_ReducedPod(t *testing.T) {
 			Annotations: map[string]string{"sidecar.istio.io/status": "{}"}, HostNetwork: true,
 			RunAsUser: new(int64(0)), RunAsGroup: new(int64(2000)),
 			Containers: []sidecar.Container{
-				{Name: "istio-validation", Init: true, Args: []string{"a"}}, {Name: "istio-proxy", Init: true},
+				{Name: "istio-validation", Init: true, Args: []string{"a"}},
+				{Name: "istio-proxy", Init: true},
 				{
 					Name: "web", RunAsUser: new(int64(0)), RunAsGroup: new(int64(0)),
 					Env: []sidecar.EnvVar{{Name: "K", Value: "v"}, {Name: "B"}, {Name: "K", Value: "w"}, {Name: "POD_NAME"}},
 				},
-				{Name: "group", RunAsGroup: new(int64(1337))}, {Name: "other"},
+				{Name: "group", RunAsGroup: new(int64(1337))},
+				{Name: "other"},
 			},
 		},
 		Version: "2", NodeName: "node-1", Phase: "Pending", RestartPolicy: "Always", Deleting: true, Ready: true, ReadySince: day(4),
