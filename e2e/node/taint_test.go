@@ -72,8 +72,8 @@ func (s scenario) untilTheAgentIsReady() {
 		s.Error("the pod was bound to the node before the agent was ready")
 	}
 	s.Until("an event of the node", func() bool {
-		events, err := s.Client().CoreV1().Events(meta.NamespaceDefault).List(s.Context(), meta.ListOptions{})
-		s.Must(err)
+		events, listErr := s.Client().CoreV1().Events(meta.NamespaceDefault).List(s.Context(), meta.ListOptions{})
+		s.Must(listErr)
 		return slices.ContainsFunc(events.Items, func(e core.Event) bool {
 			return e.InvolvedObject.Kind == "Node" && e.Reason == "MeshCNIReady" && e.Source.Component == "istio-cni-taint"
 		})
