@@ -7,6 +7,7 @@
 package artifacts
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -37,52 +38,38 @@ type Artifacts struct {
 	Logs string
 }
 
+// The scripts that create the files.
+const (
+	byE2E       = "hack/e2e.sh"
+	byImage     = "hack/image.sh"
+	byKube      = "hack/kube.sh"
+	byReference = "hack/reference.sh"
+)
+
 // Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_IMAGE, E2E_BOX_BIN, E2E_BOX_IMAGE, E2E_CHART_BIN, E2E_FLANNEL_BIN,
 // E2E_CONTRACT_BIN, E2E_KUBECTL_BIN, E2E_METERED_BIN, E2E_ZTUNNEL_BIN, E2E_CRDS and E2E_LOGS, which hack/e2e.sh sets. Variables that are
-// not set, except the first, have a default below bin/ of the repository.
+// not set have a default below bin/ of the repository.
 func Find() (Artifacts, error) {
-	_, source, _, _ := runtime.Caller(0)
-	bin := filepath.Join(filepath.Dir(source), "..", "..", "bin")
-	a := Artifacts{
-		Kube: os.Getenv("KUBE_BIN"), Box: from("E2E_BOX_BIN", bin, "box"), BoxImage: from("E2E_BOX_IMAGE", bin, "e2e-images/box.tar"),
-		IstioCNI: from("ISTIO_CNI_BIN", bin, "image/istio-cni-"+runtime.GOARCH), Image: from("E2E_IMAGE", bin, "image/istio-cni.tar"),
-		Chart: from("E2E_CHART_BIN", bin, "chart"), Flannel: from("E2E_FLANNEL_BIN", bin, "flannel"), Contract: from("E2E_CONTRACT_BIN", bin, "contract"),
-		Metered: from("E2E_METERED_BIN", bin, "metered"), Ztunnel: from("E2E_ZTUNNEL_BIN", bin, "ztunnel"),
-		Kubectl: from("E2E_KUBECTL_BIN", bin, "kubectl-istio_cni"), CRDs: from("E2E_CRDS", bin, "crds"), Logs: from("E2E_LOGS", bin, "e2e-logs"),
-	}
-	if a.Kube == "" {
-		built, _ := filepath.Glob(filepath.Join(bin, "kube", "*", "kube"))
-		if len(built) == 1 {
-			a.Kube = built[0]
-		}
-	}
-	return a, errors.Join(
-		program(a.Kube, "KUBE_BIN", "hack/kube.sh builds it"),
-		program(a.IstioCNI, "ISTIO_CNI_BIN", "hack/image.sh builds it"),
-		file(a.Image, "E2E_IMAGE", "hack/image.sh packs it"),
-		program(a.Box, "E2E_BOX_BIN", "hack/e2e.sh builds it"),
-		file(a.BoxImage, "E2E_BOX_IMAGE", "hack/e2e.sh packs it"),
-		program(a.Flannel, "E2E_FLANNEL_BIN", "hack/e2e.sh builds it"),
-		program(a.Contract, "E2E_CONTRACT_BIN", "hack/e2e.sh builds it"),
-		program(a.Kubectl, "E2E_KUBECTL_BIN", "hack/e2e.sh builds it"),
-		program(a.Metered, "E2E_METERED_BIN", "hack/e2e.sh builds it"),
-		program(a.Ztunnel, "E2E_ZTUNNEL_BIN", "hack/e2e.sh builds it"),
-		program(a.Chart, "E2E_CHART_BIN", "hack/e2e.sh builds it"),
-		directory(a.CRDs, "E2E_CRDS", "hack/e2e.sh fills it"))
+	var f finder
+	return Artifacts{
+		Kube: f.kube(), IstioCNI: f.program(), Image: f.find("E2E_IMAGE", "image/istio-cni.tar", byImage),
+		Box: f.box(), BoxImage: f.find("E2E_BOX_IMAGE", "e2e-images/box.tar", byE2E), Chart: f.find("E2E_CHART_BIN", "chart", byE2E),
+		Flannel: f.find("E2E_FLANNEL_BIN", "flannel", byE2E), Contract: f.find("E2E_CONTRACT_BIN", "contract", byE2E),
+		Kubectl: f.find("E2E_KUBECTL_BIN", "kubectl-istio_cni", byE2E), Metered: f.metered(), Ztunnel: f.ztunnel(),
+		CRDs: f.find("E2E_CRDS", "crds", byE2E), Logs: logs(),
+	}, f.err()
 }
 
 // FindProgram returns the program under test alone, for a test without a cluster.
 func FindProgram() (string, error) {
-	_, source, _, _ := runtime.Caller(0)
-	path := from("ISTIO_CNI_BIN", filepath.Join(filepath.Dir(source), "..", "..", "bin"), "image/istio-cni-"+runtime.GOARCH)
-	return path, program(path, "ISTIO_CNI_BIN", "hack/image.sh builds it")
+	var f finder
+	return f.program(), f.err()
 }
 
 // FindZtunnel reads E2E_ZTUNNEL_BIN as Find does.
 func FindZtunnel() (string, error) {
-	_, source, _, _ := runtime.Caller(0)
-	path := from("E2E_ZTUNNEL_BIN", filepath.Join(filepath.Dir(source), "..", "..", "bin"), "ztunnel")
-	return path, program(path, "E2E_ZTUNNEL_BIN", "hack/e2e.sh builds it")
+	var f finder
+	return f.ztunnel(), f.err()
 }
 
 // Reference has absolute paths of the reference's programs, image and chart, of Helm, and of the directory with all charts of
@@ -92,44 +79,29 @@ type Reference struct{ IstioCNI, Istioctl, Image, Chart, Helm, Charts string }
 // FindReference reads REFERENCE_BIN, E2E_REFERENCE_IMAGE and E2E_REFERENCE_CHARTS, which hack/e2e.sh sets for the packages that
 // need the reference. The defaults are below bin/ too, except for the charts, which are in the module.
 func FindReference() (Reference, error) {
-	bin, dir := reference()
-	r := Reference{
-		IstioCNI: filepath.Join(dir, "istio-cni"), Image: from("E2E_REFERENCE_IMAGE", bin, "e2e-images/reference.tar"),
+	var f finder
+	dir := f.reference()
+	return Reference{
+		IstioCNI: filepath.Join(dir, "istio-cni"), Image: f.find("E2E_REFERENCE_IMAGE", "e2e-images/reference.tar", byE2E),
 		Istioctl: filepath.Join(dir, "istioctl"), Helm: filepath.Join(dir, "helm"), Chart: filepath.Join(dir, "chart"),
 		Charts: os.Getenv("E2E_REFERENCE_CHARTS"),
-	}
-	return r, errors.Join(
-		program(r.IstioCNI, "REFERENCE_BIN", "hack/reference.sh builds it"),
-		program(r.Istioctl, "REFERENCE_BIN", "hack/reference.sh builds it"),
-		program(r.Helm, "REFERENCE_BIN", "hack/reference.sh builds it"),
-		file(r.Image, "E2E_REFERENCE_IMAGE", "hack/e2e.sh packs it"))
+	}, f.err()
 }
 
 // FindContainerd reads CONTAINERD_BIN, which hack/e2e.sh sets for package runtimes, and returns the directory that
 // hack/containerd.sh has built. The default is below bin/ too.
 func FindContainerd() (string, error) {
-	_, source, _, _ := runtime.Caller(0)
-	dir := os.Getenv("CONTAINERD_BIN")
-	if dir == "" {
-		built, _ := filepath.Glob(filepath.Join(filepath.Dir(source), "..", "..", "bin", "containerd", "*", "containerd"))
-		if len(built) == 1 {
-			dir = filepath.Dir(built[0])
-		}
-	}
-	return dir, program(filepath.Join(dir, "containerd"), "CONTAINERD_BIN", "hack/containerd.sh builds it")
+	var f finder
+	return f.find("CONTAINERD_BIN", "containerd/*", "hack/containerd.sh"), f.err()
 }
 
 // Sandbox has absolute paths of runsc, of the program under test and of Box.
 type Sandbox struct{ Runsc, IstioCNI, Box string }
 
 // FindSandbox reads E2E_RUNSC_BIN, which hack/e2e.sh sets for package gvisor. The defaults are below bin/ too.
-func FindSandbox() (s Sandbox, err error) {
-	_, source, _, _ := runtime.Caller(0)
-	bin := filepath.Join(filepath.Dir(source), "..", "..", "bin")
-	s.Runsc, s.Box = from("E2E_RUNSC_BIN", bin, "runsc"), from("E2E_BOX_BIN", bin, "box")
-	s.IstioCNI, err = FindProgram()
-	return s, errors.Join(
-		err, program(s.Runsc, "E2E_RUNSC_BIN", "hack/e2e.sh builds it"), program(s.Box, "E2E_BOX_BIN", "hack/e2e.sh builds it"))
+func FindSandbox() (Sandbox, error) {
+	var f finder
+	return Sandbox{f.find("E2E_RUNSC_BIN", "runsc", byE2E), f.program(), f.box()}, f.err()
 }
 
 // Istiod has absolute paths of istioctl, of the image of its version of istiod, and of the image of the stand-in proxy.
@@ -138,57 +110,11 @@ type Istiod struct{ Istioctl, Pilot, Proxy string }
 // FindIstiod reads REFERENCE_BIN, E2E_PILOT_IMAGE and E2E_PROXY_IMAGE, which hack/e2e.sh sets for package istiod. The
 // defaults are below bin/ too.
 func FindIstiod() (Istiod, error) {
-	bin, dir := reference()
-	i := Istiod{
-		Istioctl: filepath.Join(dir, "istioctl"), Pilot: from("E2E_PILOT_IMAGE", bin, "e2e-images/pilot.tar"),
-		Proxy: from("E2E_PROXY_IMAGE", bin, "e2e-images/proxy.tar"),
-	}
-	return i, errors.Join(
-		program(i.Istioctl, "REFERENCE_BIN", "hack/reference.sh builds it"),
-		file(i.Pilot, "E2E_PILOT_IMAGE", "hack/e2e.sh packs it"),
-		file(i.Proxy, "E2E_PROXY_IMAGE", "hack/e2e.sh packs it"))
-}
-
-// reference returns bin/ of the repository and the directory that hack/reference.sh builds.
-func reference() (bin, dir string) {
-	_, source, _, _ := runtime.Caller(0)
-	bin = filepath.Join(filepath.Dir(source), "..", "..", "bin")
-	if dir = os.Getenv("REFERENCE_BIN"); dir == "" {
-		built, _ := filepath.Glob(filepath.Join(bin, "reference", "*"))
-		if len(built) == 1 {
-			dir = built[0]
-		}
-	}
-	return bin, dir
-}
-
-func from(variable, dir, name string) string {
-	if path := os.Getenv(variable); path != "" {
-		return path
-	}
-	return filepath.Join(dir, name)
-}
-
-func program(path, variable, how string) error {
-	info, err := os.Stat(path)
-	if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
-		return fmt.Errorf("%s: %q is not an executable file: %s", variable, path, how)
-	}
-	return nil
-}
-
-func file(path, variable, how string) error {
-	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-		return fmt.Errorf("%s: %q is not a regular file: %s", variable, path, how)
-	}
-	return nil
-}
-
-func directory(path, variable, how string) error {
-	if files, err := os.ReadDir(path); err != nil || len(files) == 0 {
-		return fmt.Errorf("%s: %q is not a directory with files: %s", variable, path, how)
-	}
-	return nil
+	var f finder
+	return Istiod{
+		Istioctl: filepath.Join(f.reference(), "istioctl"), Pilot: f.find("E2E_PILOT_IMAGE", "e2e-images/pilot.tar", byE2E),
+		Proxy: f.find("E2E_PROXY_IMAGE", "e2e-images/proxy.tar", byE2E),
+	}, f.err()
 }
 
 // Ambient has absolute paths of the programs for a comparison in ambient mode, and of the directory for logs.
@@ -196,13 +122,42 @@ type Ambient struct{ Kube, IstioCNI, Metered, ReferenceAgent, ReferencePlugin, L
 
 // FindAmbient reads KUBE_BIN, ISTIO_CNI_BIN, E2E_METERED_BIN and REFERENCE_BIN, which hack/e2e.sh sets for package ambient.
 func FindAmbient() (Ambient, error) {
-	all, _ := Find() // which needs more than this package does
-	_, dir := reference()
-	a := Ambient{all.Kube, all.IstioCNI, all.Metered, filepath.Join(dir, "install-cni"), filepath.Join(dir, "istio-cni"), all.Logs}
-	return a, errors.Join(
-		program(a.Kube, "KUBE_BIN", "hack/kube.sh builds it"),
-		program(a.IstioCNI, "ISTIO_CNI_BIN", "hack/image.sh builds it"),
-		program(a.Metered, "E2E_METERED_BIN", "hack/e2e.sh builds it"),
-		program(a.ReferenceAgent, "REFERENCE_BIN", "hack/reference.sh builds it"),
-		program(a.ReferencePlugin, "REFERENCE_BIN", "hack/reference.sh builds it"))
+	var f finder
+	dir := f.reference()
+	return Ambient{f.kube(), f.program(), f.metered(), filepath.Join(dir, "install-cni"), filepath.Join(dir, "istio-cni"), logs()}, f.err()
+}
+
+// finder finds files, and joins an error for each missing one.
+type finder struct{ missing error }
+
+// err returns the error of all calls so far.
+func (f *finder) err() error { return f.missing }
+
+func (f *finder) kube() string { return f.find("KUBE_BIN", "kube/*/kube", byKube) }
+func (f *finder) program() string {
+	return f.find("ISTIO_CNI_BIN", "image/istio-cni-"+runtime.GOARCH, byImage)
+}
+func (f *finder) box() string       { return f.find("E2E_BOX_BIN", "box", byE2E) }
+func (f *finder) metered() string   { return f.find("E2E_METERED_BIN", "metered", byE2E) }
+func (f *finder) ztunnel() string   { return f.find("E2E_ZTUNNEL_BIN", "ztunnel", byE2E) }
+func (f *finder) reference() string { return f.find("REFERENCE_BIN", "reference/*", byReference) }
+
+// find returns the path in a variable, or the only one below bin/ that matches a pattern. script creates the file.
+func (f *finder) find(variable, pattern, script string) string {
+	path := os.Getenv(variable)
+	if built, _ := filepath.Glob(below(pattern)); path == "" && len(built) == 1 {
+		path = built[0]
+	}
+	if _, err := os.Stat(path); err != nil {
+		f.missing = errors.Join(f.missing, fmt.Errorf("%s: %q does not exist, nor does bin/%s: %s creates it", variable, path, pattern, script))
+	}
+	return path
+}
+
+func logs() string { return cmp.Or(os.Getenv("E2E_LOGS"), below("e2e-logs")) }
+
+// below returns a path below bin/ of the repository.
+func below(name string) string {
+	_, source, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(source), "..", "..", "bin", name)
 }

@@ -15,8 +15,7 @@
 //     namespace of Start's caller; the API server listens at https://10.99.N.2:443 of the first machine.
 //   - PowerOff and PowerOn simulate a power failure of one machine: processes and memory are lost, files remain, and the
 //     kubelet reports another boot ID.
-//   - Kill ends a server with SIGKILL; Restart starts it again at the same address and with the same data. Pause and Resume
-//     stop and continue a server.
+//   - Kill ends a server with SIGKILL; Restart starts it again at the same address and with the same data.
 //   - Requests returns each request of a service account to the API server since Start, from the audit log, with the bodies
 //     of patches, creates and updates of nodes and leases.
 //   - CollectLogs copies the log of each server, and the audit log.

@@ -60,11 +60,9 @@ type command struct {
 type verb string
 
 const (
-	verbStart  verb = "start"
-	verbKill   verb = "kill" // and wait for its exit
-	verbAlive  verb = "alive"
-	verbPause  verb = "pause" // SIGSTOP: its clients wait
-	verbResume verb = "resume"
+	verbStart verb = "start"
+	verbKill  verb = "kill" // and wait for its exit
+	verbAlive verb = "alive"
 )
 
 type reply struct {
@@ -113,36 +111,6 @@ type process struct {
 	killed  bool
 }
 
-// signal sends a signal, except to a process that has exited: its PID may be reused.
-func (p *process) signal(signal unix.Signal) reply {
-	if p.status != "" {
-		return reply{Error: "it has ended: " + p.status}
-	}
-	if err := unix.Kill(p.pid, signal); err != nil {
-		return reply{Error: fmt.Sprintf("sending %s: %v", signal, err)}
-	}
-	return reply{}
-}
-
-// pause stops the process, and waits until all of its threads have stopped: one that runs on another CPU can still answer a
-// request after the signal was sent.
-func (p *process) pause() reply {
-	if sent := p.signal(unix.SIGSTOP); sent.Error != "" {
-		return sent
-	}
-	for range 10_000 {
-		var state unix.Siginfo
-		if err := unix.Waitid(unix.P_PID, p.pid, &state, unix.WSTOPPED|unix.WNOHANG, nil); err != nil {
-			return reply{Error: fmt.Sprintf("waiting for the stop: %v", err)}
-		}
-		if state.Signo != 0 {
-			return reply{}
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return reply{Error: "it does not stop"}
-}
-
 func (s *supervisor) execute(o command) reply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,14 +130,12 @@ func (s *supervisor) execute(o command) reply {
 		s.processes[o.Name] = &process{command: o, pid: pid}
 	case verbKill:
 		p.killed = true
-		_ = p.signal(unix.SIGKILL)
+		if p.status == "" { // else its PID can be reused
+			_ = unix.Kill(p.pid, unix.SIGKILL)
+		}
 		for p.status == "" {
 			s.ended.Wait()
 		}
-	case verbPause:
-		return p.pause()
-	case verbResume:
-		return p.signal(unix.SIGCONT)
 	case verbAlive:
 		return reply{Alive: p.status == "", Status: p.status}
 	default:

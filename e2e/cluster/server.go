@@ -104,18 +104,6 @@ func (m *Machine) Kill(server Server) error {
 	return err
 }
 
-// Pause stops a server with SIGSTOP until Resume: connections are accepted by the kernel and get no response.
-func (m *Machine) Pause(server Server) error {
-	_, err := m.inside.send(command{Verb: verbPause, Name: string(server)})
-	return err
-}
-
-// Resume continues a paused server with SIGCONT.
-func (m *Machine) Resume(server Server) error {
-	_, err := m.inside.send(command{Verb: verbResume, Name: string(server)})
-	return err
-}
-
 // Restart starts an exited server again with the same flags, address and data, and waits until the API server is
 // ready if that was restarted.
 func (m *Machine) Restart(ctx context.Context, server Server) error {

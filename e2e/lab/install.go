@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	kube "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
@@ -26,8 +27,11 @@ import (
 // agent is the name of the agent's container.
 const agent = "install-cni"
 
+// Object is an object of any kind.
+type Object = *unstructured.Unstructured
+
 // Objects are the objects of a manifest, in order.
-type Objects []*unstructured.Unstructured
+type Objects []Object
 
 // Manifest returns the objects of manifests/istio-cni.yaml.
 func (l *Lab) Manifest() Objects {
@@ -63,21 +67,35 @@ func repository() string {
 	return filepath.Join(filepath.Dir(file), "..", "..")
 }
 
-// Parse decodes a stream of YAML documents.
-func (l *Lab) Parse(text []byte) (all Objects) {
+// Parse is Decode of a stream that must be valid.
+func (l *Lab) Parse(text []byte) Objects {
 	l.Helper()
+	all, err := Decode(text)
+	l.Must(err)
+	return all
+}
+
+// Decode decodes a stream of YAML documents.
+func Decode(text []byte) (all Objects, err error) {
 	const window = 1 << 16
 	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), window)
 	for {
-		object := &unstructured.Unstructured{}
-		err := documents.Decode(&object.Object)
+		var raw kube.RawExtension
+		err := documents.Decode(&raw)
 		if errors.Is(err, io.EOF) {
-			return all
+			return all, nil
 		}
-		l.Must(err)
-		if len(object.Object) > 0 {
-			all = append(all, object)
+		if err != nil {
+			return nil, fmt.Errorf("decoding YAML: %w", err)
 		}
+		if len(raw.Raw) == 0 || string(raw.Raw) == "null" {
+			continue // a comment
+		}
+		object := &unstructured.Unstructured{}
+		if err := object.UnmarshalJSON(raw.Raw); err != nil {
+			return nil, fmt.Errorf("decoding an object: %w", err)
+		}
+		all = append(all, object)
 	}
 }
 

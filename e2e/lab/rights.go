@@ -6,8 +6,6 @@ import (
 	rbac "k8s.io/api/rbac/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-
-	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
 // Bind gives a ServiceAccount the rules of a role in a namespace, or everywhere if in is "". It creates or replaces the role and
@@ -34,23 +32,3 @@ func (t Test) Bind(client kubernetes.Interface, role rbac.Role, in string, accou
 
 // TaintAccount is the name of the taint controller's ServiceAccount.
 const TaintAccount = "istio-cni-taint"
-
-// GrantTaint gives the taint controller's ServiceAccount in a namespace its rights, those for pods also in more namespaces.
-func (t Test) GrantTaint(client kubernetes.Interface, namespace string, of rights.Taint, pods ...string) {
-	t.Helper()
-	roles, err := of.Roles()
-	t.Must(err)
-	where := map[string][]string{
-		rights.TaintNodes: {""}, rights.TaintPods: append(pods, namespace), rights.TaintEvents: {meta.NamespaceDefault},
-	}
-	for _, role := range roles {
-		namespaces, found := where[role.Name]
-		if !found {
-			namespaces = []string{namespace}
-		}
-		role.Name += "-" + namespace // no test has the roles of another
-		for _, in := range namespaces {
-			t.Bind(client, role, in, rbac.Subject{Kind: rbac.ServiceAccountKind, Namespace: namespace, Name: TaintAccount})
-		}
-	}
-}

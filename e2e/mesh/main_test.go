@@ -5,8 +5,8 @@
 // connection was redirected, and its absence that it was not.
 //
 // Start reading at TestANewNode, the scenario of a node from its first pods to the end of the agent. The other tests are about
-// kinds of pods (kind_test.go), families (family_test.go), primary networks (primary_test.go) and modes of repair
-// (race_test.go), each on a node of its own.
+// kinds of pods (kind_test.go), families (family_test.go), primary networks (primary_test.go) and the audit (audit_test.go), each
+// on a node of its own. The other modes of repair are in e2e/repair and, on a node, in e2e/imageonly; the taint in e2e/node.
 package mesh
 
 import (

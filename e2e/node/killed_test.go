@@ -21,9 +21,11 @@ import (
 // hold makes the test binary start another cluster of two nodes with a pod each in a directory, and wait to be killed.
 const hold = "NODE_TEST_HOLD"
 
-func holdNode(dir string, found artifacts.Artifacts) error {
+func holdNodes(dir string, found artifacts.Artifacts) error {
 	ctx := context.Background()
-	c, err := start(ctx, dir, found)
+	c, err := cluster.Start(ctx, cluster.Options{
+		Kube: found.Kube, Tier: cluster.Node, Dir: dir, Images: []string{found.BoxImage, found.Image}, Pause: lab.BoxImage, Log: os.Stderr,
+	})
 	if err != nil {
 		return err
 	}
@@ -32,37 +34,36 @@ func holdNode(dir string, found artifacts.Artifacts) error {
 		return err
 	}
 	fmt.Println(c.Dir(), second.Dir())
-	for {
-		accounts := c.Client().CoreV1().ServiceAccounts("default")
-		if _, err := accounts.Get(ctx, "default", meta.GetOptions{}); err == nil {
-			break
-		}
+	if err := c.Namespace(ctx, lab.App); err != nil {
+		return err
 	}
-	pods := c.Client().CoreV1().Pods("default")
+	pods := c.Client().CoreV1().Pods(lab.App)
 	for _, m := range c.Machines() {
-		pod := &core.Pod{ObjectMeta: meta.ObjectMeta{Name: m.Node()}, Spec: core.PodSpec{
-			NodeName: m.Node(), Containers: []core.Container{container("c", lab.BoxImage)}, Tolerations: anyTaint(),
-		}}
+		pod := &core.Pod{ObjectMeta: meta.ObjectMeta{Name: m.Node()}, Spec: lab.Plain(lab.On(m.Node())).Spec}
 		if _, err := pods.Create(ctx, pod, meta.CreateOptions{}); err != nil {
 			return err
 		}
 	}
 	for _, m := range c.Machines() {
-		for {
+		err := cluster.Until(ctx, m.Node(), func() (bool, error) {
 			now, err := pods.Get(ctx, m.Node(), meta.GetOptions{})
-			if err == nil && ready(now) {
-				break
-			}
+			return lab.Ready(now), err
+		})
+		if err != nil {
+			return err
 		}
 	}
 	fmt.Println("ready")
 	select {}
 }
 
-// TestAKilledTestLeavesNoContainer kills a test process that has started two nodes, next to the node of the other tests,
-// and checks that no process, container, cgroup, mount or link remains.
+// TestAKilledTestLeavesNoContainer kills a test process that has started two nodes, and checks that no process, container, cgroup, mount or link remains.
 func TestAKilledTestLeavesNoContainer(t *testing.T) {
 	parent, before := t.TempDir(), links(t)
+	found, err := artifacts.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
 	command := exec.CommandContext(t.Context(), os.Args[0])
 	command.Env = append(os.Environ(), hold+"="+parent)
 	command.Stderr = t.Output()
@@ -95,7 +96,7 @@ func TestAKilledTestLeavesNoContainer(t *testing.T) {
 	l.Until("the end of all processes", func() bool { return processes(t, first)+processes(t, second) == 0 })
 	l.Until("the end of their links", func() bool { return links(t) == before })
 	// The next Start with this Dir removes the rest.
-	c, err := cluster.Start(t.Context(), cluster.Options{Kube: shared.Kube, Tier: cluster.ControlPlane, Dir: parent})
+	c, err := cluster.Start(t.Context(), cluster.Options{Kube: found.Kube, Tier: cluster.ControlPlane, Dir: parent})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"testing"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -70,37 +69,4 @@ func normalized(o *object) map[string]any {
 // differences compares a stored object with the stored object of a fresh installation.
 func differences(fresh, stored map[string]any) []string {
 	return slices.Concat(missing("", fresh, stored), missing(" (more than)", stored, fresh))
-}
-
-func TestMissing(t *testing.T) {
-	t.Parallel()
-	stored := map[string]any{
-		"a": map[string]any{"b": "c", "limits": map[string]any{"cpu": "1"}}, "list": []any{"x", int64(1)}, "more": true,
-	}
-	for _, c := range []struct {
-		sent map[string]any
-		want int
-	}{
-		{map[string]any{}, 0},
-		{map[string]any{"a": map[string]any{"b": "c"}, "list": []any{"x", int64(1)}}, 0},
-		{map[string]any{"a": map[string]any{"limits": map[string]any{"cpu": int64(1)}}}, 0},
-		{map[string]any{"a": map[string]any{"limits": map[string]any{"cpu": "1000m"}}}, 0},
-		{map[string]any{"gone": map[string]any{}, "null": nil}, 0},
-		{map[string]any{"a": map[string]any{"limits": map[string]any{"cpu": "2"}}}, 1},
-		{map[string]any{"a": map[string]any{"b": "d", "e": "f"}}, 2},
-		{map[string]any{"a": "b"}, 1},
-		{map[string]any{"gone": map[string]any{"a": "b"}}, 1},
-		{map[string]any{"list": []any{"x"}}, 0},
-		{map[string]any{"list": []any{"x", int64(1), "y"}}, 1},
-		{map[string]any{"list": []any{int64(1), "x"}}, 2},
-		{map[string]any{"more": nil}, 1},
-		{map[string]any{"more": "true"}, 1},
-	} {
-		if got := missing("", c.sent, stored); len(got) != c.want {
-			t.Errorf("%v: %q, want %d", c.sent, got, c.want)
-		}
-	}
-	if got := differences(map[string]any{"list": []any{"x"}, "a": stored["a"]}, stored); len(got) != 2 {
-		t.Errorf("differences %q", got)
-	}
 }

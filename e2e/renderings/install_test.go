@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // stored has the server's objects by id, normalized.
@@ -152,34 +151,6 @@ func tryPods(t *testing.T, r rendering, a *account) {
 		a.warned(t)
 		for _, problem := range missing("", pod.Object, made.Object) {
 			t.Errorf("pod %s: %s", pod.GetGenerateName(), problem)
-		}
-	}
-}
-
-// TestInstall_UnknownFields shows that the tests of this file can fail.
-func TestInstall_UnknownFields(t *testing.T) {
-	r, err := byName(shared.renderings, `everything on "openshift"`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	have := byID(r.objects)
-	for name, path := range map[string][]string{
-		"DaemonSet/istio-system/istio-cni-node":         {"spec", "template", "spec", "volume"},
-		"ConfigMap/istio-system/istio-cni-config":       {"datas"},
-		"PodMonitor/istio-system/istio-cni-node":        {"spec", "podMetricsEndpoint"},
-		"NetworkAttachmentDefinition/default/istio-cni": {"spec", "name"},
-	} {
-		o := have[name]
-		if o == nil {
-			t.Errorf("no %s", name)
-			continue
-		}
-		wrong := o.DeepCopy()
-		if err := unstructured.SetNestedField(wrong.Object, "x", path...); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := shared.server.create(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), "unknown field") {
-			t.Errorf("%s with a field %q: %v", name, path, err)
 		}
 	}
 }

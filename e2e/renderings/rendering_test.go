@@ -1,12 +1,9 @@
 package renderings
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,8 +12,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	kube "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
 // object is an object of any kind.
@@ -84,7 +81,7 @@ func renderAll(ctx context.Context, program, version, dir string) ([]rendering, 
 			out[at].names = append(out[at].names, name)
 			continue
 		}
-		objects, err := decode([]byte(body))
+		objects, err := lab.Decode([]byte(body))
 		if err != nil || len(objects) == 0 {
 			return nil, fmt.Errorf("%s has %d objects: %w", name, len(objects), err)
 		}
@@ -92,31 +89,6 @@ func renderAll(ctx context.Context, program, version, dir string) ([]rendering, 
 		out = append(out, rendering{[]string{name}, objects})
 	}
 	return out, nil
-}
-
-// decode decodes a stream of YAML documents.
-func decode(text []byte) ([]*object, error) {
-	const window = 1 << 16
-	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), window)
-	var out []*object
-	for {
-		var raw kube.RawExtension
-		err := documents.Decode(&raw)
-		if errors.Is(err, io.EOF) {
-			return out, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("decoding YAML: %w", err)
-		}
-		if len(raw.Raw) == 0 || string(raw.Raw) == "null" {
-			continue // a comment
-		}
-		o := &object{}
-		if err := o.UnmarshalJSON(raw.Raw); err != nil {
-			return nil, fmt.Errorf("decoding an object: %w", err)
-		}
-		out = append(out, o)
-	}
 }
 
 // namespaces returns the namespaces of all objects.

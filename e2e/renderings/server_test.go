@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/restmapper"
 
 	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
 // server is an administrator's client of the API server.
@@ -156,7 +157,7 @@ func (s *server) define(ctx context.Context, dir string) error {
 		if err != nil {
 			return fmt.Errorf("reading a custom resource: %w", err)
 		}
-		objects, err := decode(text)
+		objects, err := lab.Decode(text)
 		if err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}

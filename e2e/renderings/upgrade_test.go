@@ -2,12 +2,9 @@ package renderings
 
 import (
 	"context"
-	"errors"
 	"slices"
-	"strings"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	kube "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/jsonmergepatch"
@@ -151,41 +148,4 @@ func installed(t *testing.T, r rendering) stored {
 		shared.fresh[r.name()] = of
 	}
 	return of
-}
-
-// TestUpgrade_ImmutableFields shows that the test above can fail.
-func TestUpgrade_ImmutableFields(t *testing.T) {
-	start, err := byName(shared.renderings, `defaults on ""`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { uninstall(t, start.objects) })
-	install(t, start, newAccount())
-	var changed []*object
-	for _, was := range start.objects {
-		o := was.DeepCopy()
-		switch o.GetKind() {
-		case "DaemonSet":
-			for _, path := range [][]string{{"spec", "selector", "matchLabels"}, {"spec", "template", "metadata", "labels"}} {
-				err = errors.Join(err, unstructured.SetNestedField(o.Object, "x", append(path, "k8s-app")...))
-			}
-		case "ClusterRoleBinding", "RoleBinding":
-			err = unstructured.SetNestedField(o.Object, "x", "roleRef", "name")
-		default:
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		changed = append(changed, o)
-	}
-	for _, with := range tools() {
-		before := byID(start.objects)
-		for _, o := range changed {
-			_, err := with.change(t.Context(), before[id(o)], o)
-			if err == nil || (!strings.Contains(err.Error(), "immutable") && !strings.Contains(err.Error(), "cannot change roleRef")) {
-				t.Errorf("%s, %s: %v", with.name, id(o), err)
-			}
-		}
-	}
 }

@@ -1,12 +1,8 @@
 package repair
 
 import (
-	"context"
 	"net/http"
 	"testing"
-	"time"
-
-	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
@@ -43,42 +39,4 @@ func TestOutage_Crash(t *testing.T) {
 	}
 	d.stop()
 	// A restarted API server denies requests until it has read the roles, so noForbiddenRequests does not apply here.
-}
-
-// TestOutage_AtTheStart: the daemon waits for the API server.
-func TestOutage_AtTheStart(t *testing.T) {
-	l := newFixture(t)
-	l.pod("p", broken())
-	kubeconfig := l.grant(mayWatch, mayReport, mayLabel)
-	l.Must(shared.Kill(cluster.APIServer))
-	d := l.daemon(kubeconfig, "--label-pods")
-	l.Until("the outage in the log", func() bool { return d.logged("the watch of the pods fails: no pod is repaired") })
-	l.Must(shared.Restart(t.Context(), cluster.APIServer))
-	l.Until("the label", func() bool { return l.labelled("p") == "true" })
-	d.stop()
-}
-
-// TestOutage_Hang: a request that was pending while the API server was paused is executed once.
-func TestOutage_Hang(t *testing.T) {
-	l := newFixture(t)
-	l.pod("p")
-	through := l.tap(l.grant(mayWatch, mayReport, mayDelete))
-	through.hold(http.MethodDelete, "/pods/p")
-	d := l.daemon(through.kubeconfig, "--delete-pods")
-	l.breaks("p")
-	through.waitHeld()
-	l.Must(shared.Pause(cluster.APIServer))
-	through.release()
-	limited, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	if _, err := l.client.CoreV1().Pods(l.app).Get(limited, "p", meta.GetOptions{}); err == nil {
-		t.Error("the API server does not hang")
-	}
-	l.Must(shared.Resume(cluster.APIServer))
-	l.Until("the pod to go", func() bool { return l.gone("p") })
-	l.Until("its event", func() bool { return l.event(l.app, "p", "DeleteBrokenPod", "it is deleted") })
-	d.stop()
-	if n := l.count("delete", "pods", "p", http.StatusOK); n != 1 {
-		t.Errorf("deleted %d times", n)
-	}
 }

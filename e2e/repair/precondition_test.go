@@ -1,9 +1,7 @@
 package repair
 
 import (
-	"fmt"
 	"net/http"
-	"sync"
 	"testing"
 
 	core "k8s.io/api/core/v1"
@@ -96,46 +94,6 @@ func TestPrecondition_PodIsRecreated(t *testing.T) {
 	d.stop()
 	if mark := l.labelled("p"); mark != "" || len(l.events(l.app, "p")) != 0 {
 		t.Errorf("label %q, events %q", mark, l.events(l.app, "p"))
-	}
-	l.noForbiddenRequests()
-}
-
-// TestPrecondition_SecondWriter changes the pods in a loop while the program deletes them.
-func TestPrecondition_SecondWriter(t *testing.T) {
-	l := newFixture(t)
-	const pods = 5
-	for i := range pods {
-		l.pod(fmt.Sprintf("p-%d", i), broken())
-	}
-	over := make(chan struct{})
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		for n := 0; ; n++ {
-			for i := range pods {
-				select {
-				case <-over:
-					return
-				default:
-				}
-				l.annotate(fmt.Sprintf("p-%d", i), fmt.Sprint(n))
-			}
-		}
-	})
-	d := l.daemon(l.grant(mayWatch, mayReport, mayDelete), "--delete-pods")
-	l.Until("all to go", func() bool {
-		for i := range pods {
-			if !l.gone(fmt.Sprintf("p-%d", i)) {
-				return false
-			}
-		}
-		return true
-	})
-	close(over)
-	writer.Wait()
-	d.stop()
-	t.Logf("%d deletions, %d conflicts", l.count("delete", "pods", "", http.StatusOK), l.count("delete", "pods", "", http.StatusConflict))
-	if n := l.count("delete", "pods", "", http.StatusOK); n != pods {
-		t.Errorf("%d deletions", n)
 	}
 	l.noForbiddenRequests()
 }

@@ -8,29 +8,6 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// TestRights_OneIsMissing runs eviction without its rule: events and log name the rule, and the pod is evicted when the rule is
-// added. A single run fails.
-func TestRights_OneIsMissing(t *testing.T) {
-	m := modes()[1]
-	missing := m.verb + ` resource "` + m.resource + `"`
-	l := newFixture(t)
-	l.pod("p", broken())
-	kubeconfig := l.grant(mayWatch, mayReport)
-	single := l.start(kubeconfig, m.args...)
-	if status := l.End(single.Program); status != 1 || !single.logged("ending", "pod "+l.app+"/p", "403", missing) {
-		t.Errorf("exit status %d, or the last log line lacks the reason", status)
-	}
-	d := l.daemon(kubeconfig, m.args...)
-	l.Until("the refusal in an event", func() bool { return l.event(l.app, "p", m.reason, "403", "lacks a permission", missing) })
-	l.Until("the refusal in the log", func() bool { return d.logged("the work on a pod failed, and is retried", missing) })
-	if m.done(l, "p") {
-		t.Error("it was done without the RBAC rule")
-	}
-	m.grant(l)
-	l.Until("it to be done", func() bool { return m.done(l, "p") })
-	d.stop()
-}
-
 // TestRights_UsedAndEnough: the modes together use all rules and send no other request. A patch of an event would
 // need a repeated event of the same pod.
 func TestRights_UsedAndEnough(t *testing.T) {

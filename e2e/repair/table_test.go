@@ -2,6 +2,7 @@ package repair
 
 import (
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -92,10 +93,11 @@ func TestDecisions_Once(t *testing.T) {
 	}
 	l.once(m.grant(l), append(m.args, "--exclude-namespaces="+l.other)...)
 	m.check(l, rows)
+	l.selected("", "") // W-9, all nodes
 }
 
 // TestDecisions_Daemon labels pods under the program's historic name, with environment variables that have dashes. Half of the
-// pods are created after the daemon's start.
+// pods are created after the daemon's start. The selectors are in the requests, so the API server filters.
 func TestDecisions_Daemon(t *testing.T) {
 	l, m := newFixture(t), modes()[2]
 	rows := table(l)
@@ -106,13 +108,14 @@ func TestDecisions_Daemon(t *testing.T) {
 	l.Must(os.Symlink(shared.IstioCNI, path))
 	d := l.run([]string{
 		"REPAIR_NODE-NAME=" + node, "REPAIR_LABEL-PODS=true", "REPAIR_RUN-AS-DAEMON=true", "KUBECONFIG=" + m.grant(l),
-	}, path, "--exclude-namespaces="+l.other)
+	}, path, "--exclude-namespaces="+l.other, "--label-selectors=tier notin (x)", "--field-selectors=status.phase!=Unknown")
 	l.Until("the first pods", func() bool { return m.done(l, "looping") })
 	for _, r := range rows[len(rows)/2:] {
 		l.make(r)
 	}
-	rows = append(rows, row{"elsewhere", []change{broken(), on("node-b")}, false}, row{"last", []change{broken()}, true})
-	for _, r := range rows[len(rows)-2:] {
+	rows = append(rows, row{"elsewhere", []change{broken(), on("node-b")}, false},
+		row{"unselected", []change{broken(), labels(map[string]string{"tier": "x"})}, false}, row{"last", []change{broken()}, true})
+	for _, r := range rows[len(rows)-3:] {
 		l.make(r)
 	}
 	// The program may end before it has sent all events.
@@ -121,6 +124,7 @@ func TestDecisions_Daemon(t *testing.T) {
 	})
 	d.stop()
 	m.check(l, rows)
+	l.selected("status.phase!=Unknown,spec.nodeName="+node, "tier notin (x)")
 }
 
 // check expects one action and one event for each broken pod, and no request and no event for the others.
@@ -145,4 +149,28 @@ func (m mode) check(l *fixture, rows []row) {
 		}
 	}
 	l.noForbiddenRequests()
+}
+
+// selected checks that there was one list, possibly as the start of a watch, and that lists and watches have these
+// selectors and all namespaces.
+func (l *fixture) selected(fields, labels string) {
+	l.Helper()
+	lists := 0
+	for _, r := range l.requests() {
+		if r.Resource != "pods" || r.Verb != "list" && r.Verb != "watch" {
+			continue
+		}
+		at, err := url.Parse(r.URI)
+		l.Must(err)
+		query := at.Query()
+		if r.Verb == "list" || query.Get("sendInitialEvents") == "true" {
+			lists++
+		}
+		if at.Path != "/api/v1/pods" || query.Get("fieldSelector") != fields || query.Get("labelSelector") != labels {
+			l.Errorf("asked for %s", r.URI)
+		}
+	}
+	if lists != 1 {
+		l.Errorf("%d lists", lists)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	rbac "k8s.io/api/rbac/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -49,7 +50,21 @@ func (l *fixture) clear() {
 // kubeconfig.
 func (l *fixture) grant(of rights.Taint, pods ...string) string {
 	l.Helper()
-	l.GrantTaint(l.client, l.mesh, of, pods...)
+	roles, err := of.Roles()
+	l.Must(err)
+	where := map[string][]string{
+		rights.TaintNodes: {""}, rights.TaintPods: append(pods, l.mesh), rights.TaintEvents: {meta.NamespaceDefault},
+	}
+	for _, role := range roles {
+		namespaces, found := where[role.Name]
+		if !found {
+			namespaces = []string{l.mesh}
+		}
+		role.Name += "-" + l.mesh // no test has the roles of another
+		for _, in := range namespaces {
+			l.Bind(l.client, role, in, rbac.Subject{Kind: rbac.ServiceAccountKind, Namespace: l.mesh, Name: lab.TaintAccount})
+		}
+	}
 	path, err := shared.AccountKubeconfig(l.Context(), l.mesh, lab.TaintAccount)
 	l.Must(err)
 	return path

@@ -2,9 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -25,32 +22,6 @@ func eachRendering(t *testing.T, do func(t *testing.T, r rendering)) {
 			t.Parallel()
 			do(t, mustRender(t, s.Values...))
 		})
-	}
-}
-
-// TestAll_Files: --all writes exactly one file for each name.
-func TestAll_Files(t *testing.T) {
-	t.Parallel()
-	to := filepath.Join(t.TempDir(), "all")
-	noError(t, run([]string{"--chart", chartDir, "--all", to}, io.Discard, io.Discard))
-	all, err := samples(theChart(t), chartDir)
-	noError(t, err)
-	want := ready()
-	for _, s := range all {
-		want = append(want, s.Name)
-	}
-	files, err := os.ReadDir(to)
-	noError(t, err)
-	var have []string
-	for _, f := range files {
-		text, err := os.ReadFile(filepath.Join(to, f.Name()))
-		noError(t, err)
-		head, _, _ := strings.Cut(string(text), "\n")
-		have = append(have, strings.TrimPrefix(head, "# "))
-	}
-	same(t, "renderings", want, have)
-	if err := run([]string{"--chart", chartDir, "--all", to}, io.Discard, io.Discard); err == nil {
-		t.Error("wrote to an existing directory")
 	}
 }
 
@@ -79,22 +50,6 @@ func TestObjects_OldestKubernetes(t *testing.T) {
 	eachRendering(t, decode)
 	for _, name := range []string{"network-config.yaml", "doctor.yaml"} {
 		decode(t, example(t, name))
-	}
-}
-
-// TestObjects_Refused shows that the test above can fail.
-func TestObjects_Refused(t *testing.T) {
-	t.Parallel()
-	for _, text := range []string{
-		"apiVersion: apps/v1\nkind: DaemonSet\nspec: {template: {spec: {volume: []}}}\n",
-		"apiVersion: v1\nkind: ConfigMap\ndata: {a: true}\n",
-		"apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\ndata: {a: c}\n",
-		"apiVersion: apps/v1beta1\nkind: DaemonSet\n",
-		"apiVersion: v1\nkind: Pod\nspec: {securityContext: {appArmorProfile: {type: Unconfined}}}\n", // of 1.30
-	} {
-		if out, code := output(t, nil, []byte(text), tool(t, "oldest", "oldest")); code == 0 {
-			t.Errorf("%q was accepted: %s", text, out)
-		}
 	}
 }
 

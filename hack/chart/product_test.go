@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
-	"fmt"
 	"maps"
 	"math/big"
 	"os"
@@ -16,66 +15,46 @@ import (
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
-	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 )
 
-// helpOf returns the flags and environment variables in the help of a role.
-func helpOf(t *testing.T, role string) (flags, variables []string) {
+// variablesOf returns the environment variables in the help of a role.
+func variablesOf(t *testing.T, role string) (variables []string) {
 	t.Helper()
 	text, code := output(t, nil, nil, product(t), role, "--help")
-	if code != 0 {
-		t.Fatalf("help of %s: exit %d\n%s", role, code, text)
+	for _, match := range regexp.MustCompile(`\$([A-Z][A-Z0-9_-]+)`).FindAllStringSubmatch(text, -1) {
+		variables = append(variables, match[1])
 	}
-	for _, match := range regexp.MustCompile(`(?m)--([a-zA-Z_-]+)|\$([A-Z][A-Z0-9_-]+)`).FindAllStringSubmatch(text, -1) {
-		flags, variables = append(flags, match[1]), append(variables, match[2])
+	if code != 0 || len(variables) < 20 {
+		t.Fatalf("help of %s: exit %d, %q\n%s", role, code, variables, text)
 	}
-	if len(variables) < 20 {
-		t.Fatalf("help of %s names %q", role, variables)
-	}
-	return flags, variables
+	return variables
 }
 
-// TestProgram_VariablesAndFlags compares the chart's environment variables and flags with the help of the program.
-func TestProgram_VariablesAndFlags(t *testing.T) {
+// TestProgram_Variables compares the chart's environment variables with the help of the program.
+func TestProgram_Variables(t *testing.T) {
 	t.Parallel()
-	flags, variables := helpOf(t, "install")
-	taintFlags, taintVariables := helpOf(t, "taint")
+	variables, taintVariables := variablesOf(t, "install"), variablesOf(t, "taint")
+	known := func(t *testing.T, variables, names []string, c corev1.Container) {
+		t.Helper()
+		for _, e := range c.Env {
+			names = append(names, e.Name)
+		}
+		for _, name := range names {
+			if !slices.Contains(variables, name) {
+				t.Errorf("unknown variable of %s: %s", c.Name, name)
+			}
+		}
+	}
 	eachRendering(t, func(t *testing.T, r rendering) {
 		if r.hasAgent() {
-			c := agent(t, r).Spec.Template.Spec.Containers[0]
-			names := slices.Collect(maps.Keys(agentConfig(t, r)))
-			for _, e := range c.Env {
-				names = append(names, e.Name)
-			}
-			for _, name := range names {
-				if !slices.Contains(variables, name) {
-					t.Errorf("unknown variable of the agent: %s", name)
-				}
-			}
-			knownFlags(t, flags, c.Args)
+			known(t, variables, slices.Collect(maps.Keys(agentConfig(t, r))), agent(t, r).Spec.Template.Spec.Containers[0])
 		}
 		if r.has("Deployment/istio-system/istio-cni-taint") {
-			c := tainter(t, r).Spec.Template.Spec.Containers[0]
-			for _, e := range c.Env {
-				if !slices.Contains(taintVariables, e.Name) {
-					t.Errorf("unknown variable of the taint controller: %s", e.Name)
-				}
-			}
-			knownFlags(t, taintFlags, c.Args)
+			known(t, taintVariables, nil, tainter(t, r).Spec.Template.Spec.Containers[0])
 		}
 	})
-}
-
-func knownFlags(t *testing.T, known, args []string) {
-	t.Helper()
-	for _, arg := range args {
-		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
-		if !slices.Contains(known, name) {
-			t.Errorf("flag %s is not known", arg)
-		}
-	}
 }
 
 // environment returns the environment that the kubelet would set for the agent's container.
@@ -281,43 +260,6 @@ func example(t *testing.T, name string) rendering {
 	r, err := collect(map[string]string{name: string(text)})
 	noError(t, err)
 	return r
-}
-
-// TestExamples_Template runs the agent with the settings of the example.
-func TestExamples_Template(t *testing.T) {
-	t.Parallel()
-	r := example(t, "network-config.yaml")
-	config := get[corev1.ConfigMap](t, r, "ConfigMap/kube-system/istio-cni-config").Data
-	dir, flags := node(t)
-	env := []string{"KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443"}
-	pod := get[appsv1.DaemonSet](t, r, "DaemonSet/kube-system/istio-cni-node").Spec.Template.Spec
-	checkVolumes(t, pod)
-	for _, e := range pod.Containers[0].Env {
-		if e.ValueFrom != nil && e.ValueFrom.ConfigMapKeyRef != nil {
-			env = append(env, e.Name+"="+config[e.ValueFrom.ConfigMapKeyRef.Key])
-			continue
-		}
-		env = append(env, e.Name+"="+filled(e))
-	}
-	args := slices.Concat([]string{"install", "--once", "--uninstall-on-exit=never"}, flags)
-	text, code := output(t, env, nil, product(t), args...)
-	if code != 0 {
-		t.Fatalf("exit %d\n%s", code, text)
-	}
-	for file, words := range map[string][]string{
-		// The plugin configuration keeps the indentation of the list.
-		"net/10-bridge.conflist": {
-			`"bridge"`, `"log_level":"info"`, `"kubeconfig":"/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"`,
-			fmt.Sprintf(`"log_uds_address":"%s/run/log.sock"`, dir),
-		},
-		"net/ZZZ-istio-cni-kubeconfig": {"10.96.0.1:443", "token: token"},
-	} {
-		text, err := os.ReadFile(filepath.Join(dir, file))
-		if err != nil {
-			t.Error(err)
-		}
-		contains(t, string(text), words...)
-	}
 }
 
 // TestExamples_Doctor: the objects are valid, the Job's command line too, and it has the rights for what it asks.

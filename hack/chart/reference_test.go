@@ -44,6 +44,13 @@ func TestInventory(t *testing.T) {
 		`global: {resourceScope: namespace}`:                         slices.Concat(base[:2], base[4:], ours),
 		`taint: {enabled: true}`:                                     slices.Concat(base, repair, ours, taint),
 		`{taint: {enabled: true}, global: {resourceScope: cluster}}`: slices.Concat(base[2:4], repair, taint[1:3]),
+		`taint: {enabled: true, namespaces: [a, "*"]}`:               slices.Concat(defaults, taint[:4], taint[6:]),
+		`taint: {enabled: true, mode: legacy, requirements: [{name: a, selector: a=b, namespace: a}, {name: b, selector: b=c}]}`: slices.Concat(
+			defaults, taint[:6], []string{
+				"Role/a/istio-cni-taint-pods-a", "RoleBinding/a/istio-cni-taint-pods-a", "ConfigMap/istio-system/istio-cni-taint-configmap",
+				"Role/istio-system/istio-cni-taint-config", "RoleBinding/istio-system/istio-cni-taint-config",
+				"Role/kube-system/istio-cni-taint-lease", "RoleBinding/kube-system/istio-cni-taint-lease",
+			}),
 		`{taint: {enabled: true}, global: {networkPolicy: {enabled: true}},
 monitoring: {podMonitor: {enabled: true}, dashboard: {enabled: true}}}`: slices.Concat(defaults, taint, []string{
 			"NetworkPolicy/istio-system/istio-cni", "NetworkPolicy/istio-system/istio-cni-taint",

@@ -200,16 +200,9 @@ func mounts(ds appsv1.DaemonSet) []string {
 	return out
 }
 
-func TestRights_InNamespaces(t *testing.T) {
+// TestRights_OpenShift: TestInventory has the roles of namespaces, TestRights_UsedAndEnough their rules.
+func TestRights_OpenShift(t *testing.T) {
 	t.Parallel()
-	own := []string{
-		"get apps/daemonsets:istio-cni-node", "list /configmaps:istio-cni-config", "watch /configmaps:istio-cni-config",
-	}
-	same(t, "own", own, rules(t, mustRender(t), "Role/istio-system/istio-cni"))
-	same(t, "not live", own[:1], rules(t, mustRender(t, `liveConfiguration: false`), "Role/istio-system/istio-cni"))
-	events := []string{"create /events", "patch /events"}
-	least := mustRender(t, `{repair: {enabled: false}, audit: {interval: 0}}`)
-	same(t, "events on nodes", append(events, "get /nodes", "get /pods", "list /pods", "watch /pods"), rules(t, least, "ClusterRole//istio-cni"))
 	scc := "use security.openshift.io/securitycontextconstraints:privileged"
 	for _, platform := range platforms(theChart(t)) {
 		have := slices.Contains(rules(t, mustRender(t, fmt.Sprintf("platform: %q", platform)), "ClusterRole//istio-cni"), scc)
@@ -217,32 +210,10 @@ func TestRights_InNamespaces(t *testing.T) {
 	}
 }
 
-func TestRights_OfTheTaintController(t *testing.T) {
+// TestTaintController_Restricted: no capability, user, escalation, volume or AppArmor profile of its own.
+func TestTaintController_Restricted(t *testing.T) {
 	t.Parallel()
-	nodes := []string{"list /nodes", "patch /nodes", "watch /nodes", "create /events", "patch /events"}
-	lease := func(name string) []string {
-		const leases = "coordination.k8s.io/leases"
-		return []string{"create " + leases, "get " + leases + ":" + name, "update " + leases + ":" + name}
-	}
 	r := mustRender(t, `taint: {enabled: true}`)
-	same(t, "cluster", nodes, rules(t, r, "ClusterRole//istio-cni-taint-role"))
-	same(t, "pods", []string{"list /pods", "watch /pods"}, rules(t, r, "Role/istio-system/istio-cni-taint-pods"))
-	same(t, "lease", lease("istio-node-untaint"), rules(t, r, "Role/istio-system/istio-cni-taint-lease"))
-
-	r = mustRender(t, `taint: {enabled: true, namespaces: [a, "*"], nodeCondition: x/Y}`)
-	same(t, "cluster", append([]string{"patch /nodes/status", "list /pods", "watch /pods"}, nodes...),
-		rules(t, r, "ClusterRole//istio-cni-taint-role"))
-
-	r = mustRender(t, `taint: {enabled: true, mode: legacy, requirements: [{name: a, selector: a=b, namespace: a},
-{name: b, selector: b=c}, {name: c, selector: c=d}]}`)
-	for _, role := range []string{"a/istio-cni-taint-pods-a", "istio-system/istio-cni-taint-pods"} {
-		same(t, "pods", []string{"list /pods", "watch /pods"}, rules(t, r, "Role/"+role))
-	}
-	same(t, "lease", lease("istio-taint-lock"), rules(t, r, "Role/kube-system/istio-cni-taint-lease"))
-	same(t, "configuration", []string{
-		"list /configmaps:istio-cni-taint-configmap", "watch /configmaps:istio-cni-taint-configmap",
-	}, rules(t, r, "Role/istio-system/istio-cni-taint-config"))
-
 	s := tainter(t, r).Spec.Template.Spec.Containers[0].SecurityContext
 	if len(s.Capabilities.Add) != 0 || *s.RunAsUser != 1337 || !*s.RunAsNonRoot || *s.AllowPrivilegeEscalation {
 		t.Errorf("security context %+v", s)

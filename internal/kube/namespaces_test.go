@@ -81,7 +81,6 @@ func TestWatchNamespaces(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Namespace("shop", map[string]string{"mode": "ambient", "team": "a"}))
-	server.Set(kubetest.Namespace("other", map[string]string{"team": "b"}))
 	api, h := connected(t, server, nil), &calls{t: t}
 	agenttest.Go(t, func(ctx context.Context) {
 		api.WatchNamespaces(ctx, []string{"mode", "absent"}, Listener[Namespace]{
@@ -89,10 +88,12 @@ func TestWatchNamespaces(t *testing.T) {
 			OnSync: func() { h.add("listed") }, OnError: h.onError,
 		})
 	})
-	h.wants("set other map[]", "set shop map[mode:ambient]", "listed")
+	h.wants("set shop map[mode:ambient]", "listed")
+	watched(t, server)
+	server.Set(kubetest.Namespace("other", map[string]string{"team": "b"}))
 	server.Set(kubetest.Namespace("shop", map[string]string{"team": "a"}))
 	server.Delete("/api/v1/namespaces/other")
-	h.wants("set other map[]", "set shop map[mode:ambient]", "listed", "set shop map[]", "gone other")
+	h.wants("set shop map[mode:ambient]", "listed", "set other map[]", "set shop map[]", "gone other")
 }
 
 // TestPatchRedirection: other annotations stay, and a pod recreated under its name is not patched.

@@ -227,53 +227,6 @@ func TestLease_Conflicts(t *testing.T) {
 	}
 }
 
-func TestPod_Facts(t *testing.T) {
-	for name, test := range map[string]struct {
-		metadata, spec string // members of JSON objects
-		want           sidecar.Facts
-	}{
-		"a bare pod has no containers and no identities": {want: sidecar.Facts{Containers: []sidecar.Container{}}},
-		"init containers come first and are marked, native sidecars among them": {
-			spec: `"containers": [{"name": "app"}, {"name": "logger"}],
-				"initContainers": [{"name": "migrate"}, {"name": "istio-proxy", "restartPolicy": "Always", "args": ["proxy", "sidecar"]}]`,
-			want: sidecar.Facts{Containers: []sidecar.Container{
-				{Name: "migrate", Init: true}, {Name: "istio-proxy", Init: true, Args: []string{"proxy", "sidecar"}}, {Name: "app"}, {Name: "logger"},
-			}},
-		},
-		"labels, annotations and hostNetwork": {
-			`, "labels": {"app": "cart", "sidecar.istio.io/inject": ""}, "annotations": {"sidecar.istio.io/status": ""}`, `"hostNetwork": true`,
-			sidecar.Facts{
-				HostNetwork: true, Labels: map[string]string{"app": "cart", "sidecar.istio.io/inject": ""},
-				Annotations: map[string]string{"sidecar.istio.io/status": ""}, Containers: []sidecar.Container{},
-			},
-		},
-		"user and group 0 differ from unset ones, for the pod and the container": {
-			spec: `"securityContext": {"runAsUser": 0, "runAsGroup": 2000}, "containers": [
-				{"name": "zero", "securityContext": {"runAsUser": 0, "runAsGroup": 0}},
-				{"name": "group", "securityContext": {"runAsGroup": 1337}}, {"name": "none", "securityContext": null}]`,
-			want: sidecar.Facts{RunAsUser: new(int64(0)), RunAsGroup: new(int64(2000)), Containers: []sidecar.Container{
-				{Name: "zero", RunAsUser: new(int64(0)), RunAsGroup: new(int64(0))}, {Name: "group", RunAsGroup: new(int64(1337))}, {Name: "none"},
-			}},
-		},
-		"literal variables keep order and duplicates, valueFrom gives an empty value, envFrom none": {
-			spec: `"containers": [{"name": "c", "args": null, "envFrom": [{"configMapRef": {"name": "DISABLE_ENVOY"}}], "env": [
-				{"name": "A", "value": "1"}, {"name": "B"}, {"name": "A", "value": "2"},
-				{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}]`,
-			want: sidecar.Facts{Containers: []sidecar.Container{
-				{Name: "c", Env: []sidecar.EnvVar{{Name: "A", Value: "1"}, {Name: "B"}, {Name: "A", Value: "2"}, {Name: "POD_NAME"}}},
-			}},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			test.want.Namespace, test.want.Name, test.want.UID = "shop", "cart", "u"
-			got, err := Facts(fmt.Appendf(nil, `{"metadata": {"namespace": "shop", "name": "cart", "uid": "u"%s}, "spec": {%s}}`, test.metadata, test.spec))
-			if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
-				t.Errorf("%v, facts (-want +got):\n%s", err, diff)
-			}
-		})
-	}
-}
-
 // clientWith returns a client whose server always sends the same body.
 func clientWith(body []byte) *Client {
 	return clientOf(reply(http.StatusOK, body), Config{Kubeconfig: "/no/such/istio-cni-kubeconfig"})

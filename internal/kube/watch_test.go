@@ -137,24 +137,6 @@ func TestWatchConfigMap(t *testing.T) {
 	check.Equal(t, query.Encode(), want, "the query is")
 }
 
-// TestWatch_ListFromCache: the API server does not stream lists.
-func TestWatch_ListFromCache(t *testing.T) {
-	server, h := newFixture(t, (*kubetest.Server).ListsOnly, nil)
-	h.wants("mode=a")
-	watched(t, server)
-	server.Set(config("b"))
-	h.wants("mode=a", "mode=b")
-	all := server.Requests()
-	if len(all) != 3 {
-		t.Fatalf("%d requests, want 3: %q", len(all), all)
-	}
-	const selector = "fieldSelector=metadata.name%3Distio-cni-config"
-	check.Equal(t, queryOf(t, all[1]).Encode(), selector+"&limit=500&resourceVersion=0", "the list's query")
-	query := queryOf(t, all[2])
-	wantsTimeout(t, query)
-	check.Equal(t, query.Encode(), "allowWatchBookmarks=true&"+selector+"&resourceVersion=2&watch=true", "the watch's query")
-}
-
 func wantsTimeout(t *testing.T, query url.Values) {
 	t.Helper()
 	var seconds int
@@ -172,25 +154,30 @@ func queryOf(t *testing.T, request string) url.Values {
 	return values
 }
 
-// TestWatch_ContinuesAfterEvent: after the end of a watch, the client misses no change and requests no list.
-func TestWatch_ContinuesAfterEvent(t *testing.T) {
-	for name, end := range map[string]func(*kubetest.Server){
-		"after a proper end":                           (*kubetest.Server).CloseWatches,
-		"after an end in the middle of an event":       (*kubetest.Server).BreakWatches,
-		"after an end and a compaction of the history": func(s *kubetest.Server) { s.Compact(); s.CloseWatches() },
+// TestWatch_Continues: after the end of a watch, the client misses no change and requests no list. The next watch begins after the
+// last event or bookmark.
+func TestWatch_Continues(t *testing.T) {
+	for name, test := range map[string]struct {
+		end  func(*kubetest.Server)
+		from string
+	}{
+		"after a proper end":                           {(*kubetest.Server).CloseWatches, "3"},
+		"after an end in the middle of an event":       {(*kubetest.Server).BreakWatches, "3"},
+		"after an end and a compaction of the history": {func(s *kubetest.Server) { s.Compact(); s.CloseWatches() }, "3"},
+		"after a bookmark":                             {func(s *kubetest.Server) { elsewhere(s); s.Bookmark(); s.Compact(); s.CloseWatches() }, "4"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server, h := newFixture(t, nil, nil)
 			watched(t, server)
 			server.Set(config("b"))
 			h.wants("mode=a", "mode=b")
-			end(server)
+			test.end(server)
 			server.Set(config("c"))
 			h.wants("mode=a", "mode=b", "mode=c")
 			watched(t, server)
 			check.Equal(t, len(lists(server)), 1, "lists")
-			if all := watches(server); len(all) < 1 || queryOf(t, all[0]).Get("resourceVersion") != "3" {
-				t.Errorf("watches: %q, want the first from version 3", all)
+			if all := watches(server); len(all) < 1 || queryOf(t, all[0]).Get("resourceVersion") != test.from {
+				t.Errorf("watches: %q, want the first from version %s", all, test.from)
 			}
 		})
 	}
@@ -198,18 +185,6 @@ func TestWatch_ContinuesAfterEvent(t *testing.T) {
 
 // elsewhere changes an object that no watch selects.
 func elsewhere(s *kubetest.Server) { s.Set(kubetest.ConfigMap("elsewhere", "other", nil)) }
-
-func TestWatch_ContinuesAfterBookmark(t *testing.T) {
-	server, h := newFixture(t, nil, nil)
-	watched(t, server)
-	elsewhere(server)
-	server.Bookmark()
-	server.Compact()
-	server.CloseWatches()
-	server.Set(config("b"))
-	h.wants("mode=a", "mode=b")
-	check.Equal(t, len(lists(server)), 1, "lists")
-}
 
 func TestWatch_ExpiredVersion(t *testing.T) {
 	for name, forget := range map[string]func(*kubetest.Server){
@@ -301,16 +276,10 @@ func TestWatch_BadEvent(t *testing.T) {
 	}
 }
 
+// TestWatch_HangingServer hangs in a list; TestWatch_EndsLater has watches.
 func TestWatch_HangingServer(t *testing.T) {
-	t.Run("in a watch", func(t *testing.T) {
-		server, h := newFixture(t, nil, func(a *Config) { a.IdleTimeout = 50 * time.Millisecond })
-		agenttest.Eventually(t, "no further watch", func() bool { return len(server.Requests()) > 2 })
-		h.wants("mode=a")
-	})
-	t.Run("in a list", func(t *testing.T) {
-		_, h := newFixture(t, func(s *kubetest.Server) { s.Fail(kubetest.HangMidBody, 1) }, func(a *Config) { a.Timeout = time.Second })
-		h.wants("error: "+string(Timeout), "works", "mode=a")
-	})
+	_, h := newFixture(t, func(s *kubetest.Server) { s.Fail(kubetest.HangMidBody, 1) }, func(a *Config) { a.Timeout = time.Second })
+	h.wants("error: "+string(Timeout), "works", "mode=a")
 }
 
 func TestWatch_ContextEnds(t *testing.T) {
@@ -353,7 +322,15 @@ func TestWatch_ManyObjects(t *testing.T) {
 	want := []string{"set a uid-2", "set b uid-3", "set c uid-4", "set d uid-5", "synced"}
 	h.wants(want...)
 	watched(t, server)
-	check.Equal(t, len(lists(server)), 2, "requests for lists")
+	all := server.Requests()
+	if len(all) != 3 {
+		t.Fatalf("%d requests, want 3: %q", len(all), all)
+	}
+	const selector = "fieldSelector=spec.nodeName%3Dnode-1"
+	check.Equal(t, queryOf(t, all[1]).Encode(), selector+"&limit=500&resourceVersion=0", "the list's query")
+	query := queryOf(t, all[2])
+	wantsTimeout(t, query)
+	check.Equal(t, query.Encode(), "allowWatchBookmarks=true&"+selector+"&resourceVersion=5&watch=true", "the watch's query")
 	set("e")
 	remove("a")
 	want = append(want, "set e uid-6", "gone a uid-2")

@@ -23,8 +23,12 @@ import (
 // brokenPod is the API object of a pod without redirection.
 const brokenPod = `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "shop", "name": "web-1", "uid": "u1",
 	"deletionTimestamp": "2026-01-09T00:00:00Z", "labels": {"app": "web"}, "annotations": {"sidecar.istio.io/status": "{}"}},
-	"spec": {"nodeName": "node-1", "restartPolicy": "Always", "initContainers": [{"name": "istio-validation", "args": ["a"]}],
-		"containers": [{"name": "web", "env": [{"name": "K", "value": "v"}]}]},
+	"spec": {"nodeName": "node-1", "restartPolicy": "Always", "hostNetwork": true, "securityContext": {"runAsUser": 0, "runAsGroup": 2000},
+		"containers": [{"name": "web", "envFrom": [{"configMapRef": {"name": "X"}}], "securityContext": {"runAsUser": 0, "runAsGroup": 0},
+				"env": [{"name": "K", "value": "v"}, {"name": "B"}, {"name": "K", "value": "w"},
+				{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+			{"name": "group", "securityContext": {"runAsGroup": 1337}}, {"name": "other", "securityContext": null}],
+		"initContainers": [{"name": "istio-validation", "args": ["a"]}, {"name": "istio-proxy", "restartPolicy": "Always"}]},
 	"status": {"phase": "Pending", "podIP": "10.0.0.5", "podIPs": [{"ip": "10.0.0.5"}, {"ip": "fd00::5"}],
 		"conditions": [{"type": "Initialized", "status": "False"},
 			{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-04T00:00:00Z"}],
@@ -36,6 +40,7 @@ const brokenPod = `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace":
 			{"name": "young", "state": {"running": {}}}, {"name": "other"}],
 		"ephemeralContainerStatuses": [{"name": "debugger", "containerID": "containerd://d"}]}}`
 
+// TestWatchPods_ReducedPod: init containers come first, user 0 differs from no user, and variables keep their order.
 func TestWatchPods_ReducedPod(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
@@ -45,9 +50,17 @@ func TestWatchPods_ReducedPod(t *testing.T) {
 	want := Pod{
 		Facts: sidecar.Facts{
 			Namespace: "shop", Name: "web-1", UID: "u1", Labels: map[string]string{"app": "web"},
-			Annotations: map[string]string{"sidecar.istio.io/status": "{}"},
+			Annotations: map[string]string{"sidecar.istio.io/status": "{}"}, HostNetwork: true,
+			RunAsUser: new(int64(0)), RunAsGroup: new(int64(2000)),
 			Containers: []sidecar.Container{
-				{Name: "istio-validation", Init: true, Args: []string{"a"}}, {Name: "web", Env: []sidecar.EnvVar{{Name: "K", Value: "v"}}},
+				{Name: "istio-validation", Init: true, Args: []string{"a"}},
+				{Name: "istio-proxy", Init: true},
+				{
+					Name: "web", RunAsUser: new(int64(0)), RunAsGroup: new(int64(0)),
+					Env: []sidecar.EnvVar{{Name: "K", Value: "v"}, {Name: "B"}, {Name: "K", Value: "w"}, {Name: "POD_NAME"}},
+				},
+				{Name: "group", RunAsGroup: new(int64(1337))},
+				{Name: "other"},
 			},
 		},
 		Version: "2", NodeName: "node-1", Phase: "Pending", RestartPolicy: "Always", Deleting: true, Ready: true, ReadySince: day(4),
@@ -93,41 +106,6 @@ func decodePod(document []byte) (Pod, error) {
 	return podOf(&p), err
 }
 
-func TestWatchPods_Selectors(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
-		scope PodScope
-		want  string // the list's path, field selector and label selector
-	}{
-		"a node": {PodScope{Node: "node-1"}, "/api/v1/pods [spec.nodeName=node-1] []"},
-		"a node and fields": {
-			PodScope{Node: "node-1", FieldSelector: "status.phase!=Failed"}, "/api/v1/pods [status.phase!=Failed,spec.nodeName=node-1] []",
-		},
-		"W-9: all nodes": {PodScope{}, "/api/v1/pods [] []"},
-		"T-7: a namespace": {
-			PodScope{Namespace: "istio-system", LabelSelector: "k8s-app=x"}, "/api/v1/namespaces/istio-system/pods [] [k8s-app=x]",
-		},
-		"all nodes with selectors": {
-			PodScope{FieldSelector: "status.phase=Pending", LabelSelector: "app in (a,b)"}, "/api/v1/pods [status.phase=Pending] [app in (a,b)]",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			server := kubetest.NewServer(t)
-			api, h, listener := connected(t, server, nil), &calls{t: t}, ignoring[Pod]()
-			listener.OnError = h.onError
-			agenttest.Go(t, func(ctx context.Context) { api.WatchPods(ctx, tc.scope, listener) })
-			watched(t, server)
-			h.wants()
-			path, _, _ := strings.Cut(strings.TrimPrefix(server.Requests()[0], "GET "), "?")
-			query := queryOf(t, server.Requests()[0])
-			if got := fmt.Sprint(path, " ", query["fieldSelector"], " ", query["labelSelector"]); got != tc.want || len(lists(server)) != 1 {
-				t.Errorf("%d lists, the first of %s, want %s", len(lists(server)), got, tc.want)
-			}
-		})
-	}
-}
-
 // onNode returns a pod on a node, in a phase.
 func onNode(t *testing.T, name, node, phase string) []byte {
 	t.Helper()
@@ -149,7 +127,7 @@ func TestWatchPods_OfANode(t *testing.T) {
 	server.Set(onNode(t, "d", "node-1", "Failed"))
 	api := connected(t, server, nil)
 	h := &calls{t: t}
-	scope := PodScope{Node: "node-1", FieldSelector: "status.phase!=Failed", Transform: func(p *Pod) {
+	scope := PodScope{Namespace: "shop", Node: "node-1", LabelSelector: "app", FieldSelector: "status.phase!=Failed", Transform: func(p *Pod) {
 		p.Facts.Containers, p.Facts.Annotations = nil, nil
 	}}
 	agenttest.Go(t, func(ctx context.Context) {
@@ -172,6 +150,14 @@ func TestWatchPods_OfANode(t *testing.T) {
 	server.Delete("/api/v1/namespaces/shop/pods/b")
 	server.Delete("/api/v1/namespaces/shop/pods/c")
 	h.wants("set a on node-1", "listed", "set c on node-1", "gone a on node-1", "gone c on node-1")
+	path, _, _ := strings.Cut(server.Requests()[0], "?")
+	query := queryOf(t, server.Requests()[0])
+	check.Equal(t, path, "GET /api/v1/namespaces/shop/pods")
+	check.Equal(t, query.Get("labelSelector"), "app")
+	check.Equal(t, query.Get("fieldSelector"), "status.phase!=Failed,spec.nodeName=node-1")
+	for scope, want := range map[string]PodScope{"": {}, "spec.nodeName=n": {Node: "n"}, "status.phase=Pending": {FieldSelector: "status.phase=Pending"}} {
+		check.Equal(t, want.fields(), scope, "fields")
+	}
 }
 
 func TestWatchPods_BadSelector(t *testing.T) {

@@ -66,7 +66,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestFailingWatchMakesUnready: e2e/repair tests starts without an API server, and outages.
+// TestFailingWatchMakesUnready: e2e/repair tests a crash of the API server.
 func TestFailingWatchMakesUnready(t *testing.T) {
 	t.Parallel()
 	state := health.NewState(health.Options{}, Part)

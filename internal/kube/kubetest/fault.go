@@ -30,9 +30,8 @@ const (
 	Redirect     Fault = "a redirect to another path"
 
 	// Error statuses from a server other than the API server.
-	UnauthorizedPage Fault = "401 with a page of HTML"
-	ForbiddenPage    Fault = "403 with a page of HTML"
-	NotFoundPage     Fault = "404 with a page of HTML"
+	ForbiddenPage Fault = "403 with a page of HTML"
+	NotFoundPage  Fault = "404 with a page of HTML"
 	// UnknownPath is the response of an API server that does not serve such a resource.
 	UnknownPath Fault = "404 about the path instead of the object"
 
@@ -42,22 +41,15 @@ const (
 	ResetMidBody Fault = "connection reset in the middle of the response"
 	Truncated    Fault = "connection closed before Content-Length bytes"
 	Garbage      Fault = "200 with something that is not JSON"
-	EmptyBody    Fault = "200 with nothing"
 	WrongKind    Fault = "200 with a Status"
 	WrongUID     Fault = "the pod with another UID"
 	WrongName    Fault = "a pod of another name"
 )
 
-// Faults of a connection: the certificate that the server presents.
-const (
-	ExpiredCertificate   Fault = "a certificate that has expired"
-	WrongHostCertificate Fault = "a certificate for another host"
-	UnknownCA            Fault = "a certificate of another authority"
-)
+// UnknownCA is the only fault of a connection.
+const UnknownCA Fault = "a certificate of another authority"
 
-func (f Fault) ofConnection() bool {
-	return f == ExpiredCertificate || f == WrongHostCertificate || f == UnknownCA
-}
+func (f Fault) ofConnection() bool { return f == UnknownCA }
 
 // behaviours returns the handler of each fault of a response.
 func (s *Server) behaviours() map[Fault]http.HandlerFunc {
@@ -66,14 +58,13 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		Unauthorized: verdict(http.StatusUnauthorized, "Unauthorized", "Unauthorized"),
 		Forbidden: verdict(http.StatusForbidden, "Forbidden",
 			`pods is forbidden: User "system:serviceaccount:istio-system:istio-cni" cannot get resource "pods"`),
-		NotFound:         func(w http.ResponseWriter, r *http.Request) { refuse(w, parsePath(r.URL.Path).notFound()) },
-		Conflict:         verdict(http.StatusConflict, "Conflict", "the object has been modified; please apply your changes to the latest version and try again"),
-		Gone:             verdict(http.StatusGone, "Expired", "too old resource version: 1 (2)"),
-		UnauthorizedPage: page(http.StatusUnauthorized),
-		ForbiddenPage:    page(http.StatusForbidden),
-		NotFoundPage:     page(http.StatusNotFound),
-		UnknownPath:      verdict(http.StatusNotFound, "NotFound", "the server could not find the requested resource"),
-		TooMany:          s.tooMany("too many requests, please try again later"),
+		NotFound:      func(w http.ResponseWriter, r *http.Request) { refuse(w, parsePath(r.URL.Path).notFound()) },
+		Conflict:      verdict(http.StatusConflict, "Conflict", "the object has been modified; please apply your changes to the latest version and try again"),
+		Gone:          verdict(http.StatusGone, "Expired", "too old resource version: 1 (2)"),
+		ForbiddenPage: page(http.StatusForbidden),
+		NotFoundPage:  page(http.StatusNotFound),
+		UnknownPath:   verdict(http.StatusNotFound, "NotFound", "the server could not find the requested resource"),
+		TooMany:       s.tooMany("too many requests, please try again later"),
 		Budget: s.tooMany("Cannot evict pod as it would violate the pod's disruption budget.", metav1.StatusCause{
 			Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget web needs 2 healthy pods and has 2 currently",
 		}),
@@ -99,7 +90,6 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 			panic(http.ErrAbortHandler) // closes the connection without the rest
 		},
 		Garbage:   body([]byte("<html>this is not the server you are looking for</html>")),
-		EmptyBody: body(nil),
 		WrongKind: body(marshal(statusOf(metav1.Status{Status: metav1.StatusSuccess, Code: http.StatusOK}))),
 		WrongUID:  func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "uid", "another")) },
 		WrongName: func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "name", "another")) },
