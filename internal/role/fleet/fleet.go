@@ -75,9 +75,9 @@ type fleet struct {
 	steps bool
 	// command is the command, with a blank, once it is known.
 	command string
-	// home is the namespace of the agents, once it is known, and sets are the UIDs of their DaemonSets.
+	// home is the namespace of the agents, once it is known, and sets are their DaemonSets.
 	home string
-	sets []string
+	sets []object
 }
 
 // options are the flags of this program.

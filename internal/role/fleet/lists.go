@@ -294,8 +294,8 @@ func (f *fleet) workload(ctx context.Context, flags *command.Pods, c *call) erro
 		if err != nil {
 			return err
 		}
-		flags.Namespace, c.operands = found.Metadata.Namespace, nil
-		if flags.Selector, err = found.Spec.Selector.text(); err != nil {
+		flags.Namespace, c.operands = found.Namespace, nil
+		if flags.Selector, err = found.selector(); err != nil {
 			return fmt.Errorf("%s: %w", operand, err)
 		}
 	}

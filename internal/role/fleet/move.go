@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
@@ -22,7 +24,7 @@ import (
 // control is what a move to ambient mode needs of the control plane. It is read once for the cluster, with the user's rights, because the
 // agents have none for it.
 type control struct {
-	istiods, ztunnels []meshPod
+	istiods, ztunnels []corev1.Pod
 	// configs are the data of istiod's ConfigMaps, by their names.
 	configs map[istiod]map[string]map[string]string
 	// plain are running pods whose sidecars do not accept HBONE.
@@ -43,26 +45,10 @@ func (i istiod) named(name string) string {
 	return name
 }
 
-// meshPod has the fields of a pod of istiod or ztunnel.
-type meshPod struct {
-	object
-
-	Spec struct{ Containers []container }
-}
-
-type container struct {
-	Name, Image string
-	Env         []struct {
-		Name, Value string
-		ValueFrom   json.RawMessage
-	}
-	EnvFrom []json.RawMessage
-}
-
 // container returns the container with the name, or the only one.
-func (p meshPod) container(name string) (c container) {
+func container(p corev1.Pod, name string) (c corev1.Container) {
 	all := p.Spec.Containers
-	if at := slices.IndexFunc(all, func(c container) bool { return c.Name == name }); at >= 0 {
+	if at := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == name }); at >= 0 {
 		return all[at]
 	}
 	if len(all) == 1 {
@@ -72,11 +58,11 @@ func (p meshPod) container(name string) (c container) {
 }
 
 // setting returns an environment variable. It is not known without a container, or if another object has it.
-func (c container) setting(name string) (value string, known bool) {
+func setting(c corev1.Container, name string) (value string, known bool) {
 	known = c.Name != "" && len(c.EnvFrom) == 0
 	for _, e := range c.Env { // of several the last one counts
 		if e.Name == name {
-			value, known = e.Value, len(e.ValueFrom) == 0
+			value, known = e.Value, e.ValueFrom == nil
 		}
 	}
 	return value, known
@@ -117,18 +103,15 @@ func (f *fleet) control(ctx context.Context, agents string) *control {
 	slices.Sort(namespaces)
 	namespaces = slices.DeleteFunc(slices.Compact(namespaces), func(name string) bool { return name == "" })
 	for _, namespace := range namespaces[:min(len(namespaces), mostNamespaces)] {
-		pods, err := query[meshPod](ctx, f, "pods", "-n", namespace, "-l", "app in (istiod, ztunnel)")
+		pods, err := query[corev1.Pod](ctx, f, "pods", "-n", namespace, "-l", "app in (istiod, ztunnel)")
 		c.note("the pods of namespace "+namespace, err)
 		c.add(pods)
 	}
 	for i := range c.configs {
-		maps, err := query[struct {
-			Metadata struct{ Name string }
-			Data     map[string]string
-		}](ctx, f, "configmaps", "-n", i.namespace, "--ignore-not-found", i.named("istio"), i.named("istio-sidecar-injector"))
+		maps, err := query[corev1.ConfigMap](ctx, f, "configmaps", "-n", i.namespace, "--ignore-not-found", i.named("istio"), i.named("istio-sidecar-injector"))
 		c.note("istiod's ConfigMaps in namespace "+i.namespace, err)
 		for _, m := range maps {
-			c.configs[i][m.Metadata.Name] = m.Data
+			c.configs[i][m.Name] = m.Data
 		}
 	}
 	text, err := f.kubectl(ctx, maxObjects, "get", "pods", "--all-namespaces", "-l", "security.istio.io/tlsMode=istio,networking.istio.io/tunnel!=http",
@@ -139,19 +122,13 @@ func (f *fleet) control(ctx context.Context, agents string) *control {
 
 // webhooks returns the namespaces of the istiods that inject sidecars.
 func (c *control) webhooks(ctx context.Context, f *fleet) (namespaces []string) {
-	hooks, err := query[struct {
-		Webhooks []struct {
-			ClientConfig struct {
-				URL     string
-				Service struct{ Namespace string }
-			}
-		}
-	}](ctx, f, "mutatingwebhookconfigurations.admissionregistration.k8s.io", "-l", "app=sidecar-injector")
+	hooks, err := query[admissionv1.MutatingWebhookConfiguration](ctx, f, "mutatingwebhookconfigurations.admissionregistration.k8s.io", "-l", "app=sidecar-injector")
 	c.note("istiod's webhooks", err)
 	for _, hook := range hooks {
 		for _, w := range hook.Webhooks {
-			namespaces = append(namespaces, w.ClientConfig.Service.Namespace)
-			if w.ClientConfig.URL != "" {
+			if w.ClientConfig.Service != nil {
+				namespaces = append(namespaces, w.ClientConfig.Service.Namespace)
+			} else {
 				c.note("istiod", errors.New("its webhook has a URL: it is outside of the cluster"))
 			}
 		}
@@ -167,15 +144,15 @@ func (c *control) note(what string, err error) {
 }
 
 // add keeps the pods that have not ended.
-func (c *control) add(pods []meshPod) {
+func (c *control) add(pods []corev1.Pod) {
 	for _, p := range pods {
 		switch {
-		case p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed":
-		case p.Metadata.Labels["app"] == "ztunnel":
+		case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
+		case p.Labels["app"] == "ztunnel":
 			c.ztunnels = append(c.ztunnels, p)
 		default:
 			c.istiods = append(c.istiods, p)
-			c.configs[istiod{p.Metadata.Namespace, p.Metadata.Labels["istio.io/rev"]}] = map[string]map[string]string{}
+			c.configs[istiod{p.Namespace, p.Labels["istio.io/rev"]}] = map[string]map[string]string{}
 		}
 	}
 }
@@ -193,19 +170,19 @@ func (c *control) unchecked(name, what string) document.Check {
 var minor = regexp.MustCompile(`^v?1\.([0-9]{1,3})([.-]|$)`)
 
 // minors groups pods by the minor version that their image names, -1 if it names none.
-func minors(pods []meshPod, name string) map[int][]string {
+func minors(pods []corev1.Pod, name string) map[int][]string {
 	found := map[int][]string{}
 	for _, p := range pods {
-		image, _, _ := strings.Cut(p.container(name).Image, "@")
+		image, _, _ := strings.Cut(container(p, name).Image, "@")
 		version := -1
 		if at := strings.LastIndex(image, ":"); at > strings.LastIndex(image, "/") {
 			if m := minor.FindStringSubmatch(image[at+1:]); m != nil {
 				version, _ = strconv.Atoi(m[1])
 			}
 		}
-		shown := p.Metadata.Namespace + "/" + p.Metadata.Name
+		shown := p.Namespace + "/" + p.Name
 		if version < 0 {
-			shown += " (image " + cmp.Or(p.container(name).Image, "not known") + ")"
+			shown += " (image " + cmp.Or(container(p, name).Image, "not known") + ")"
 		}
 		found[version] = append(found[version], shown)
 	}
@@ -255,7 +232,7 @@ func (c *control) ambient() document.Check {
 	}
 	var on, off, unknown []string
 	for _, p := range c.istiods {
-		value, known := p.container("discovery").setting(key)
+		value, known := setting(container(p, "discovery"), key)
 		set, _ := strconv.ParseBool(value)
 		state := &off
 		if !known {
@@ -263,7 +240,7 @@ func (c *control) ambient() document.Check {
 		} else if set {
 			state = &on
 		}
-		*state = append(*state, p.Metadata.Namespace+"/"+p.Metadata.Name)
+		*state = append(*state, p.Namespace+"/"+p.Name)
 	}
 	check := document.Check{Name: name, Result: document.Fail, Remedy: "set profile=ambient (or pilot.env." + key + "=true) in istiod's chart"}
 	switch {
