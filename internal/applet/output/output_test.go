@@ -208,7 +208,7 @@ func TestFold_Lines(t *testing.T) {
 	check.Equal(t, output.Fold(text, 24), "kernel 6\nnetlink   works\n          a problem with\n              averyv…ord\n", "folded")
 }
 
-// TestChecks_HintsFit: the address of each page fits a terminal. TestManual_Hints looks for the pages.
+// TestChecks_HintsFit: the address of each page fits a terminal. TestPages_References looks for the pages.
 func TestChecks_HintsFit(t *testing.T) {
 	t.Parallel()
 	hints := 0
