@@ -81,12 +81,9 @@ func count(all []audit.Status, selected bool) string {
 	return fmt.Sprintf("%d of %d %s %s not redirected as wanted%s", faulty, mesh, kind, verb, more)
 }
 
-// Columns formats rows of printable cells. It cuts the widest cells until the rows fit a number of columns, 0 for no limit.
+// Columns formats rows of printable cells, at least one. It cuts the widest cells until the rows fit a number of columns, 0 for no limit.
 func Columns(rows [][]string, columns int) string {
 	const gap, least = 2, 4
-	if len(rows) == 0 {
-		return ""
-	}
 	widths := make([]int, len(rows[0]))
 	room := columns - gap*(len(widths)-1)
 	for _, cells := range rows {

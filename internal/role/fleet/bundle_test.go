@@ -6,13 +6,13 @@ import (
 	"compress/gzip"
 	"errors"
 	"fmt"
-	"io"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/archive/archivetest"
 	"github.com/meshcni/istio-cni/internal/role/fleet"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
@@ -29,27 +29,6 @@ func nodeFile(t *testing.T, files map[string]string) string {
 	}
 	check.OK(t, errors.Join(out.Close(), zipped.Close()))
 	return text.String()
-}
-
-// unpack returns the files of a tar.gz file by their names without the first directory.
-func unpack(t *testing.T, text string) map[string]string {
-	t.Helper()
-	files := map[string]string{}
-	unzipped, err := gzip.NewReader(strings.NewReader(text))
-	check.OK(t, err)
-	for archive := tar.NewReader(unzipped); ; {
-		header, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			return files
-		}
-		check.OK(t, err)
-		content, err := io.ReadAll(archive)
-		_, name, _ := strings.Cut(header.Name, "/")
-		if _, twice := files[name]; err != nil || twice || header.Typeflag != tar.TypeReg || header.Mode != 0o600 {
-			t.Errorf("member %+v: %v", header, err)
-		}
-		files[name] = string(content)
-	}
 }
 
 const planted = "planted-s3cret-0123456789"
@@ -79,7 +58,7 @@ func cluster() []answer {
 // bundled checks the files of a bundle.
 func bundled(t *testing.T, r result, want map[string]string) map[string]string {
 	t.Helper()
-	files := unpack(t, r.stdout)
+	files, _ := archivetest.Unpack(t, strings.NewReader(r.stdout))
 	for name, part := range want {
 		check.Contains(t, files[name], part)
 	}
