@@ -208,18 +208,19 @@ func TestFold_Lines(t *testing.T) {
 	check.Equal(t, output.Fold(text, 24), "kernel 6\nnetlink   works\n          a problem with\n              averyv…ord\n", "folded")
 }
 
-// TestChecks_HintsFit: the address of each page fits a terminal. TestPages_References looks for the pages.
-func TestChecks_HintsFit(t *testing.T) {
+// TestChecks_Fit: no line is longer than a terminal is wide, also the address of each page. TestPages_References looks for the pages.
+func TestChecks_Fit(t *testing.T) {
 	t.Parallel()
 	hints := 0
 	for _, g := range output.Groups() {
 		for name := range g.Hints {
 			hints++
 			var b strings.Builder
-			check.OK(t, output.Checks(applet.Call{Stdout: &b, Terminal: func() int { return 80 }}, []document.Check{{Name: name, Result: document.Fail}}))
+			failed := document.Check{Name: name, Result: document.Fail, Text: strings.Repeat("n", 200) + strings.Repeat(" word", 50), Remedy: strings.Repeat("do ", 50)}
+			check.OK(t, output.Checks(applet.Call{Stdout: &b, Terminal: func() int { return 80 }}, []document.Check{failed}))
 			for line := range strings.Lines(b.String()) {
-				if len(line) > 81 {
-					t.Errorf("%d columns: %s", len(line)-1, line)
+				if n := output.Width(strings.TrimSuffix(line, "\n")); n > 80 {
+					t.Errorf("%d columns: %s", n, line)
 				}
 			}
 		}

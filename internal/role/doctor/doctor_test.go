@@ -562,21 +562,3 @@ func TestChecks_Hints(t *testing.T) {
 		}
 	}
 }
-
-// TestDoctor_Terminal: no line is longer than the terminal is wide.
-func TestDoctor_Terminal(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.put(listFile, pureList)
-	w.remove(tomlFile)
-	var out bytes.Buffer
-	Run(applet.Call{Args: []string{"--host-root", w.root, "--node-name", strings.Repeat("n", 200), "--for", "ambient"}, Stdout: &out, Terminal: func() int { return 80 }, Getenv: func(string) (string, bool) { return "", false }})
-	for line := range strings.Lines(out.String()) {
-		if n := output.Width(strings.TrimSuffix(line, "\n")); n > 80 {
-			t.Errorf("%d columns: %s", n, line)
-		}
-	}
-	if !strings.Contains(out.String(), "✗ primary") || !strings.Contains(out.String(), "ambient\n-------\n") {
-		t.Error(out.String())
-	}
-}

@@ -164,27 +164,6 @@ n2    shop/c  captured  -      -        -        is so
       "name": "n1",
       "agent": "istio-system/agent-1"
     },
-    {
-      "name": "n2",
-      "agent": "istio-system/agent-2"
-    },
-    {
-      "name": "n3",
-      "agent": "istio-system/agent-3"
-    }
-  ],
-  "items": [
-    {
-      "future": {
-        "x": 1
-      },
-      "namespace": "shop",
-      "node": "n2",
-      "pod": "b",
-      "sentence": "is so",
-      "state": "bypassed"
-    },
-    {
 `, "")
 	call(kubectl, nil, "pods", "-A", "--output=yaml", "--node", "n1").want(t, 0, `items:
 - future:
@@ -193,8 +172,6 @@ n2    shop/c  captured  -      -        -        is so
   node: n1
   pod: a
 `, "")
-	call(kubectl, nil, "pods", "--node=n3", "-o", "json").want(t, 0, "  \"items\": []\n}\n", "")
-	call(kubectl, nil, "pods", "--node=n3", "-o", "yaml").want(t, 0, "items: []\n", "")
 	call(kubectl, nil, "pods", "--node=n3").want(t, 0, "", "no pod of the mesh on the nodes that answered\n")
 	call(kubectl, nil, "pods", "--node=n4").want(t, 1, "", "node n4: no answer: it has no node agent\n")
 }
@@ -492,24 +469,15 @@ n1    -    shop/a  true      captured   -       -
 // TestOnePod_Colours: the page of an agent, which has no terminal, is painted here; JSON never is.
 func TestOnePod_Colours(t *testing.T) {
 	t.Parallel()
-	const page, document = "POD shop/web: DRIFTED, the pod\n", "{\n  \"apiVersion\": \"cni.meshcni.io/v1\",\n  \"x\":\nshop/web: DRIFTED, the pod\n"
-	for args, test := range map[string]struct{ passed, out, want string }{
-		"why shop/web":         {"why shop/web", page, "POD shop/web: \x1b[31mDRIFTED,\x1b[0m the pod\n"},
-		"why shop/web -o json": {"why shop/web --output=json", document, document},
-	} {
-		kubectl := standIn(t, []answer{
-			daemonSets("istio-system"),
-			{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n1"}}`},
-			{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))},
-			of(1, test.passed, test.out),
-		})
-		var stdout, stderr bytes.Buffer
+	const page = "POD shop/web: DRIFTED, the pod\n"
+	kubectl := standIn(t, fleetOf(1, of(1, "why", page), answer{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n1"}}`},
+		answer{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))}))
+	for form, want := range map[string]string{"table": "POD shop/web: \x1b[31mDRIFTED,\x1b[0m the pod\n", "json": page} {
+		var stdout bytes.Buffer
 		code := fleet.Run(applet.Call{
-			Args: strings.Fields(args), Stdout: &stdout, Stderr: &stderr, Colours: func() bool { return true },
+			Args: []string{"why", "shop/web", "-o", form}, Stdout: &stdout, Stderr: io.Discard, Colours: func() bool { return true },
 			Getenv: func(name string) (string, bool) { return kubectl, name == "KUBECTL" },
 		}, nil)
-		if code != 0 || stdout.String() != test.want {
-			t.Errorf("%s: exit %d: %q, want %q\n%s", args, code, stdout.String(), test.want, stderr.String())
-		}
+		check.Equal(t, stdout.String(), want, form, code)
 	}
 }
