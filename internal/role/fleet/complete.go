@@ -2,7 +2,7 @@ package fleet
 
 import (
 	"context"
-	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -24,12 +24,14 @@ kubectl_complete-istio_cni: make it a link to this one.
    ln -s kubectl-istio_cni "$(dirname "$(command -v kubectl-istio_cni)")/kubectl_complete-istio_cni"
 `)
 
-// completion prints the completion for a shell.
-func (f *fleet) completion(shell []string) (int, error) {
-	if shells := completion.Shells(); len(shell) != 1 || !slices.Contains(shells, shell[0]) {
-		return 0, &usageError{fmt.Errorf("want one shell of %s", strings.Join(shells, ", "))}
+// completion prints the completion for a shell, or its help.
+func (f *fleet) completion(args ...string) (int, error) {
+	text, err := completion.Run(args, program, true, completionHelp)
+	if err != nil {
+		return 0, &usageError{err}
 	}
-	return applet.Completion(applet.Call{Args: shell, Stdout: f.Stdout, Stderr: f.Stderr}, program, true, completionHelp), nil
+	_, err = io.WriteString(f.Stdout, text)
+	return applet.ExitOK, err
 }
 
 // candidates returns what can complete the last argument.
