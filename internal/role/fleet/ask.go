@@ -25,13 +25,13 @@ func (f *fleet) exec(a agent, command ...string) []string {
 	return slices.Concat([]string{"exec", "-n", a.namespace, "pod/" + a.pod, "-c", f.container, "--", "istio-cni"}, command)
 }
 
-// one runs a command in one agent and keeps most bytes of its output. Exit codes other than those in ok are errors, except with an
+// one runs a command in one agent and returns its output. Exit codes other than those in ok are errors, except with an
 // empty list: a command prints it if nothing matches its flags.
-func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ...string) (text []byte, code int, err error) {
+func (f *fleet) one(ctx context.Context, a agent, ok []int, command ...string) (text []byte, code int, err error) {
 	if a.problem != "" {
 		return nil, 0, errors.New(a.problem)
 	}
-	text, err = f.kubectl(ctx, most, f.exec(a, command...)...)
+	text, err = f.kubectl(ctx, maxList, f.exec(a, command...)...)
 	if ended, is := errors.AsType[*exitError](err); is {
 		empty := ended.code == applet.ExitError && bytes.HasSuffix(bytes.TrimRight(text, "} \n"), []byte("[]"))
 		if code = ended.code; empty || slices.Contains(ok, code) && len(text) > 0 {

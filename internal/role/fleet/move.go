@@ -70,16 +70,10 @@ func setting(c corev1.Container, name string) (value string, known bool) {
 
 // withCluster adds to the nodes' rows what a move to ambient mode needs of the cluster. It leaves out what agents cannot check, and this
 // program can.
-func (f *fleet) withCluster(ctx context.Context, nodes []node, rows []row[document.Check]) []row[document.Check] {
-	agents := ""
-	for _, n := range nodes {
-		if namespace, _, found := strings.Cut(n.Agent, "/"); found {
-			agents = namespace
-		}
-	}
+func (f *fleet) withCluster(ctx context.Context, rows []row[document.Check]) []row[document.Check] {
 	ctx, cancel := f.limit(ctx)
 	defer cancel()
-	c, policies := f.control(ctx, agents), f.policies(ctx)
+	c, policies := f.control(ctx), f.policies(ctx)
 	rows = slices.DeleteFunc(rows, func(r row[document.Check]) bool { return r.shown.Name == policies.Name })
 	for _, check := range []document.Check{c.versions(), c.ambient(), c.hbone(), c.injection(), policies} {
 		if check.Result == document.OK {
@@ -96,12 +90,12 @@ const mostNamespaces = 10
 
 // control reads what the checks need. The namespaces are the agents', the usual ones, and those of istiod's webhooks: everybody who may
 // create pods chooses their labels.
-func (f *fleet) control(ctx context.Context, agents string) *control {
+func (f *fleet) control(ctx context.Context) *control {
 	c := &control{configs: map[istiod]map[string]map[string]string{}}
-	namespaces := []string{agents, "istio-system", "kube-system"}
+	namespaces := []string{f.home, "istio-system", "kube-system"}
 	namespaces = append(namespaces, c.webhooks(ctx, f)...)
 	slices.Sort(namespaces)
-	namespaces = slices.DeleteFunc(slices.Compact(namespaces), func(name string) bool { return name == "" })
+	namespaces = slices.Compact(namespaces)
 	for _, namespace := range namespaces[:min(len(namespaces), mostNamespaces)] {
 		pods, err := query[corev1.Pod](ctx, f, "pods", "-n", namespace, "-l", "app in (istiod, ztunnel)")
 		c.note("the pods of namespace "+namespace, err)
