@@ -113,8 +113,7 @@ func TestAgents_TwoOnOneNode(t *testing.T) {
 		"why shop/a": "error: node n1 of pod shop/a: " + both, "dashboard shop/a": "error: node n1 of pod shop/a: " + both,
 		"dashboard": "error: no node agent is running\n",
 	} {
-		r := call(kubectl, nil, strings.Fields(args)...)
-		check.Equal(t, r, (result{1, "", want}), args, "want stderr", want)
+		check.Equal(t, call(kubectl, nil, strings.Fields(args)...), result{1, "", want}, args)
 	}
 }
 

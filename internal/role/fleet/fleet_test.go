@@ -121,16 +121,24 @@ func run(t *testing.T, answers []answer, args ...string) result {
 
 // call runs the plugin, with a terminal if progress is not nil.
 func call(kubectl string, progress io.Writer, args ...string) result {
-	var stdout, stderr bytes.Buffer
+	var stdout bytes.Buffer
+	r := callInto(&stdout, kubectl, progress, args...)
+	r.stdout = stdout.String()
+	return r
+}
+
+func callInto(stdout io.Writer, kubectl string, progress io.Writer, args ...string) (r result) {
+	var stderr bytes.Buffer
 	columns := 0
 	if progress != nil {
 		columns = 80
 	}
-	code := fleet.Run(applet.Call{
-		Args: args, Stdout: &stdout, Stderr: &stderr, Terminal: func() int { return columns },
+	r.code = fleet.Run(applet.Call{
+		Args: args, Stdout: stdout, Stderr: &stderr, Terminal: func() int { return columns },
 		Getenv: func(name string) (string, bool) { return kubectl, name == "KUBECTL" },
 	}, progress)
-	return result{code, stdout.String(), stderr.String()}
+	r.stderr = stderr.String()
+	return r
 }
 
 func (r result) want(t *testing.T, code int, stdout, stderr string) {
@@ -283,13 +291,9 @@ func TestRun_BadArguments(t *testing.T) {
 		"dance":                      `unknown command "dance"; see`,
 		"pod":                        `unknown command "pod": did you mean "pods"?`,
 		"-n shop wyh x":              `unknown command "wyh": did you mean "why"?`,
-		"pods -o":                    "flag -o needs a value",
 		"pods -o xml":                `flag -o: value "xml": want one of table, json, yaml`,
-		"pods --timeout 5":           `flag --timeout: value "5": want a duration`,
-		"pods --context":             "flag --context needs a value",
 		"pods --namespce=x --state=": `unknown flag --namespce: did you mean "--namespace"?`,
 		"pods --dance --state sad":   "error: unknown flag --dance\nerror: flag --state: value \"sad\": item \"sad\": want one of ",
-		"pods -A -n shop":            "--all-namespaces and --namespace contradict",
 		"pods -w -o json":            "--watch prints a table only",
 		"pods shop/deploy/a x":       "name shop/deploy/a alone",
 		"pods a/b/c":                 `pod "a/b/c": want NAMESPACE/NAME`,
@@ -298,13 +302,8 @@ func TestRun_BadArguments(t *testing.T) {
 		"why a/b c":                  `stray argument "c"`,
 		"why a/b -n c":               `pod "a/b" and --namespace c contradict each other`,
 		"why a/b --pid 1":            "flag --pid: value \"1\": only istio-cni on a node has this flag",
-		"trace -n shop":              "name one pod: ",
-		"why x -n":                   "flag -n needs a value",
-		"why x --port 99999":         "flag --port: value",
 		"dashboard -n shop":          "--namespace without the name of a pod",
-		"dashboard --port x":         "flag --port: value",
 		"bundle -n shop":             "--namespace without the name of a pod",
-		"version x":                  `stray argument "x"`,
 		"completion tcsh":            "want one shell of bash, zsh, fish",
 	} {
 		run(t, nil, strings.Fields(args)...).want(t, 2, "", want)

@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -33,7 +34,7 @@ func Unpack(t *testing.T, from io.Reader) (files map[string]string, names []stri
 		text, err := io.ReadAll(in)
 		dir, name, _ := strings.Cut(header.Name, "/")
 		if _, twice := files[name]; err != nil || twice || !directory.MatchString(dir) || header.Typeflag != tar.TypeReg || header.Mode != 0o600 ||
-			!filepath.IsLocal(header.Name) || strings.ContainsAny(name, "\x1b\\ \n") {
+			!filepath.IsLocal(header.Name) || path.Clean(header.Name) != header.Name || strings.ContainsAny(name, "\x1b\\ \n") {
 			t.Errorf("entry %+v: %v", header, err)
 		}
 		if strings.ContainsFunc(string(text), func(r rune) bool { return !printable.Is(r) && r != '\n' && r != '\t' }) {
