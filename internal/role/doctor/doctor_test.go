@@ -88,6 +88,16 @@ func elsewhere(more func(*world)) func(*world) {
 	}
 }
 
+// openShift has multus in one directory, and its networks in another one.
+func openShift(w *world) {
+	w.remove("/etc/cni/net.d")
+	w.put("/etc/crio/crio.conf.d/00-default", "[crio.network]\nnetwork_dir = \"/etc/kubernetes/cni/net.d\"\nplugin_dirs = [\"/var/lib/cni/bin\", \"/opt/cni/bin\"]\n")
+	w.put("/run/crio/crio.sock", "")
+	w.put("/etc/kubernetes/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
+	w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
+	w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
+}
+
 // verdict writes what the self-test chose, and its results, on this kernel.
 func verdict(choice, results string) func(*world) {
 	return func(w *world) {
@@ -221,15 +231,6 @@ func TestDoctor_Faults(t *testing.T) {
 			puts("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`),
 			"primary", document.OK, "the plugin is in one of them", "",
 		},
-		"multus and another directory": { // "OpenShift" has the check of the directories
-			func(w *world) {
-				w.remove(listFile)
-				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
-				w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
-				w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
-			},
-			"primary", document.OK, "", "",
-		},
 		"directories in the agent's record": {
 			elsewhere(puts(runDir+"/directories.json", `[{"configuration":"/srv/conf","programs":["/srv/bin"]},{"configuration":"/etc/cni/net.d","programs":[]}]`)),
 			"directories", document.OK, "/srv/bin, where the agent installs", "",
@@ -245,17 +246,8 @@ func TestDoctor_Faults(t *testing.T) {
 			}),
 			"directories", document.Fail, "the agent installs into /etc/cni/net.d and /other", "",
 		},
-		"OpenShift": {
-			func(w *world) {
-				w.remove("/etc/cni/net.d")
-				w.put("/etc/crio/crio.conf.d/00-default", "[crio.network]\nnetwork_dir = \"/etc/kubernetes/cni/net.d\"\nplugin_dirs = [\"/var/lib/cni/bin\", \"/opt/cni/bin\"]\n")
-				w.put("/run/crio/crio.sock", "")
-				w.put("/etc/kubernetes/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
-				w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
-				w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
-			},
-			"directories", document.OK, "cri-o (/etc/crio/crio.conf.d/00-default) reads configuration in /etc/kubernetes/cni/net.d", "",
-		},
+		"OpenShift":                 {openShift, "directories", document.OK, "cri-o (/etc/crio/crio.conf.d/00-default) reads configuration in /etc/kubernetes/cni/net.d", ""},
+		"OpenShift's second plugin": {openShift, "primary", document.OK, "", ""},
 		"Cilium alone in the directory": {
 			func(w *world) {
 				w.cilium(map[string]string{"cni-exclusive": "true"})
@@ -439,27 +431,28 @@ func TestRun_HangingCheck(t *testing.T) {
 // requests and the chart.
 func TestRights_ThoseOfTheAgent(t *testing.T) {
 	t.Parallel()
-	const minutes = 5 * time.Minute
-	for name, tc := range map[string]struct {
-		granted  map[string]bool
-		features features
-	}{
-		"installation":  {map[string]bool{}, features{}},
-		"live":          {map[string]bool{"Live": true}, features{configMap: "istio-cni-config"}},
-		"repair":        {map[string]bool{"Repair": true}, features{repairEnabled: true}},
-		"delete":        {map[string]bool{"Repair": true, "Delete": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Delete: true, Label: true}}}},
-		"evict":         {map[string]bool{"Repair": true, "Evict": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Delete: true}, Evict: true}}},
-		"label":         {map[string]bool{"Repair": true, "Label": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Label: true}}}},
-		"ambient":       {map[string]bool{"Ambient": true}, features{ambient: true}},
-		"off with ways": {map[string]bool{}, features{repair: racerepair.Settings{Switches: repair.Switches{Delete: true}}}},
-		"audit":         {map[string]bool{"Audit": true}, features{audit: auditor.Settings{Interval: minutes}}},
-		"condition":     {map[string]bool{"Audit": true, "Condition": true}, features{audit: auditor.Settings{Interval: minutes, PodCondition: true}}},
+	type ways = racerepair.Settings
+	for granted, f := range map[string]features{
+		"":                {},
+		"Live":            {configMap: "istio-cni-config"},
+		"Repair":          {repairEnabled: true},
+		"Repair Delete":   {repairEnabled: true, repair: ways{Switches: repair.Switches{Delete: true, Label: true}}},
+		"Repair Evict":    {repairEnabled: true, repair: ways{Switches: repair.Switches{Delete: true}, Evict: true}},
+		"Repair Label":    {repairEnabled: true, repair: ways{Switches: repair.Switches{Label: true}}},
+		"Ambient":         {ambient: true},
+		" ":               {repair: ways{Switches: repair.Switches{Delete: true}}}, // of a feature that is off
+		"Audit":           {audit: auditor.Settings{Interval: time.Minute}},
+		"Audit Condition": {audit: auditor.Settings{Interval: time.Minute, PodCondition: true}},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(granted, func(t *testing.T) {
 			t.Parallel()
-			tc.features.daemon = "istio-cni-node"
+			grants := map[string]bool{}
+			for name := range strings.FieldsSeq(granted) {
+				grants[name] = true
+			}
+			f.daemon = "istio-cni-node"
 			var got []string
-			for _, r := range tc.features.wanted("istio-system") {
+			for _, r := range f.wanted("istio-system") {
 				text := r.Verb + " " + r.Group + "/" + strings.TrimSuffix(r.Resource+"/"+r.Subresource, "/")
 				if r.Name != "" {
 					text += ":" + r.Name
@@ -467,7 +460,7 @@ func TestRights_ThoseOfTheAgent(t *testing.T) {
 				got = append(got, text)
 			}
 			slices.Sort(got)
-			check.Diff(t, "rights", kubetest.AgentRights(t, tc.granted), slices.Compact(got))
+			check.Diff(t, "rights", kubetest.AgentRights(t, grants), slices.Compact(got))
 		})
 	}
 }
