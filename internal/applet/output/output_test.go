@@ -119,24 +119,22 @@ func TestPods_Columns(t *testing.T) {
 
 func TestPods_LastLineCounts(t *testing.T) {
 	t.Parallel()
-	for want, test := range map[string]struct {
-		states   []audit.State
-		selected bool
-	}{
-		"3 of 5 mesh pods are not redirected as wanted": {
-			[]audit.State{audit.Bypassed, audit.NoListener, audit.IPv6Open, audit.Captured, audit.Captured, audit.Outside}, false,
-		},
-		"1 of 3 mesh pods is not redirected as wanted, 2 not inspected": {[]audit.State{audit.NotInspected, audit.Drifted, audit.NotInspected}, false},
-		"0 of 0 mesh pods are not redirected as wanted":                 {[]audit.State{audit.Outside}, false},
-		"2 of 2 listed mesh pods are not redirected as wanted":          {[]audit.State{audit.Drifted, audit.Drifted}, true},
+	for states, want := range map[string]string{
+		"bypassed no-listener ipv6-open captured captured outside": "3 of 5 mesh pods are not redirected as wanted",
+		"not-inspected drifted not-inspected":                      "1 of 3 mesh pods is not redirected as wanted, 2 not inspected",
+		"outside":                                                  "0 of 0 mesh pods are not redirected as wanted",
 	} {
 		var all []audit.Status
-		for _, s := range test.states {
-			all = append(all, audit.Status{Pod: "a", State: s})
+		for state := range strings.FieldsSeq(states) {
+			all = append(all, audit.Status{Pod: "a", State: audit.State(state)})
 		}
-		var b strings.Builder
-		if err := output.Pods(applet.Call{Stdout: &b}, all, test.selected); err != nil || !strings.HasSuffix(b.String(), "\n"+want+"\n") {
-			t.Errorf("want %q: %v\n%s", want, err, b.String())
+		for _, selected := range []bool{false, true} {
+			if selected {
+				want = strings.Replace(want, "mesh", "listed mesh", 1)
+			}
+			var b strings.Builder
+			check.OK(t, output.Pods(applet.Call{Stdout: &b}, all, selected))
+			check.Contains(t, b.String(), "\n"+want+"\n")
 		}
 	}
 }
