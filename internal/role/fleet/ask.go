@@ -186,15 +186,14 @@ func (f *fleet) report(agents []agent, problems []error) ([]node, error) {
 
 // without returns the nodes that have no agent, whose pods are not seen, and a text about them, "" without such nodes.
 func (f *fleet) without(ctx context.Context, agents []agent) (nodes []node, notice string) {
-	text, err := f.kubectl(ctx, maxObjects, "get", "nodes", "-o", "name", "-l", "kubernetes.io/os=linux")
+	all, err := f.namesOf(ctx, "get", "nodes", "-l", "kubernetes.io/os=linux")
 	if err != nil {
 		notice = fmt.Sprintf("the nodes without a node agent are not known: kubectl get nodes: %v", err)
 		return []node{{Error: notice}}, notice
 	}
 	var names []string
-	for line := range strings.Lines(string(text)) {
-		name := strings.TrimPrefix(strings.TrimSpace(line), "node/")
-		if name != "" && !slices.ContainsFunc(agents, func(a agent) bool { return a.node == name }) {
+	for _, name := range all {
+		if !slices.ContainsFunc(agents, func(a agent) bool { return a.node == name }) {
 			names, nodes = append(names, name), append(nodes, node{Name: name, Error: noAgent})
 		}
 	}
