@@ -2,7 +2,6 @@ package settings_test
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"strconv"
 	"strings"
@@ -76,6 +75,7 @@ func TestParse_Arguments(t *testing.T) {
 			"a", true,
 			[]string{undefined + "bad", `stray argument "stray"`, undefined + "worse", "flag --name needs a value"},
 		},
+		{"a near flag", []string{"--namee=x", "-frozne"}, "", false, []string{undefined + `namee: did you mean "--name"?`, undefined + `frozne: did you mean "--frozen"?`}},
 		{ // the text of a mistake has no effect on later arguments
 			"a mistake that names another argument",
 			[]string{"--bad=--name", "--name=a", "--bad", "name", "--name=b"},
@@ -300,11 +300,6 @@ func TestSuggestion_Near(t *testing.T) {
 		}
 		check.Equal(t, settings.Suggestion(name, known), want, name)
 	}
-	var c config
-	in, err := settings.Parse(c.rows(), []string{"--namee=x", "-frozne", "ice", "--zzz"}, environment())
-	check.OK(t, err)
-	_, err = in.Read(c.rows())
-	check.Equal(t, fmt.Sprint(err), "unknown flag --namee: did you mean \"--name\"?\nunknown flag --frozne: did you mean \"--frozen\"?\nstray argument \"ice\"\nunknown flag --zzz")
 }
 
 func TestComplete_Words(t *testing.T) {
