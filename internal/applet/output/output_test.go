@@ -14,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/document"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/test/check"
 	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
@@ -152,7 +153,7 @@ func TestColumns_Terminal(t *testing.T) {
 			var b strings.Builder
 			check.OK(t, output.Pods(applet.Call{Stdout: &b, Terminal: func() int { return width }}, all, false))
 			for line := range strings.Lines(b.String()) {
-				if n := output.Width(strings.TrimSuffix(line, "\n")); width > 0 && n > width {
+				if n := printable.Width(strings.TrimSuffix(line, "\n")); width > 0 && n > width {
 					t.Errorf("%d of %d columns: %s", n, width, line)
 				}
 			}
@@ -217,7 +218,7 @@ func TestChecks_Fit(t *testing.T) {
 			failed := document.Check{Name: name, Result: document.Fail, Text: strings.Repeat("n", 200) + strings.Repeat(" word", 50), Remedy: strings.Repeat("do ", 50)}
 			check.OK(t, output.Checks(applet.Call{Stdout: &b, Terminal: func() int { return 80 }}, []document.Check{failed}))
 			for line := range strings.Lines(b.String()) {
-				if n := output.Width(strings.TrimSuffix(line, "\n")); n > 80 {
+				if n := printable.Width(strings.TrimSuffix(line, "\n")); n > 80 {
 					t.Errorf("%d columns: %s", n, line)
 				}
 			}

@@ -88,7 +88,7 @@ func Columns(rows [][]string, columns int) string {
 	room := columns - gap*(len(widths)-1)
 	for _, cells := range rows {
 		for i, cell := range cells {
-			widths[i] = max(widths[i], Width(cell))
+			widths[i] = max(widths[i], printable.Width(cell))
 		}
 	}
 	for _, width := range widths {
@@ -105,8 +105,8 @@ func Columns(rows [][]string, columns int) string {
 	var b strings.Builder
 	for _, cells := range rows {
 		for i, cell := range cells {
-			if cell = Cut(cell, widths[i]); i < len(cells)-1 {
-				cell += strings.Repeat(" ", widths[i]-Width(cell)+gap)
+			if cell = printable.Cut(cell, widths[i]); i < len(cells)-1 {
+				cell += strings.Repeat(" ", widths[i]-printable.Width(cell)+gap)
 			}
 			b.WriteString(cell)
 		}
@@ -230,9 +230,9 @@ func checkText(k document.Check, hint string, columns int) string {
 	const indent = 2
 	sign := cmp.Or(map[document.Result]string{document.OK: "✓", document.Warn: "!", document.Fail: "✗"}[k.Result], "?")
 	blank := strings.Repeat(" ", indent)
-	lines := Wrap(sign+" ", indent, CutWords(k.Name+": "+k.Text, columns-indent), columns)
+	lines := printable.Wrap(sign+" ", indent, printable.CutWords(k.Name+": "+k.Text, columns-indent), columns)
 	if k.Result != document.OK && k.Remedy != "" {
-		lines = append(lines, Wrap(blank, indent, k.Remedy, columns)...)
+		lines = append(lines, printable.Wrap(blank, indent, k.Remedy, columns)...)
 	}
 	if k.Result != document.OK && hint != "" {
 		lines = append(lines, blank+docs+hint)

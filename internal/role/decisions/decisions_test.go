@@ -17,7 +17,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -85,7 +84,7 @@ func TestDecisions_RefusedPods(t *testing.T) {
 	}
 	_, stdout, _ = on(80, socket)
 	for line := range strings.Lines(stdout) {
-		if n := output.Width(strings.TrimSuffix(line, "\n")); n > 80 {
+		if n := printable.Width(strings.TrimSuffix(line, "\n")); n > 80 {
 			t.Errorf("%d columns: %s", n, line)
 		}
 	}

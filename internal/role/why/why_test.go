@@ -14,9 +14,9 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/document"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -189,7 +189,7 @@ func fits(t *testing.T, columns int, page string) {
 		t.Errorf("%d lines:\n%s", n, page)
 	}
 	for line := range strings.Lines(page[:strings.Index(page+"\nremedy: ", "\nremedy: ")]) {
-		if n := output.Width(strings.TrimSuffix(line, "\n")); n > columns {
+		if n := printable.Width(strings.TrimSuffix(line, "\n")); n > columns {
 			t.Errorf("%d columns: %s", n, line)
 		}
 	}
