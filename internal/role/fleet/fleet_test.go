@@ -384,46 +384,46 @@ func TestRun_OnePod(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		args    string
-		answers []answer
+		answers []answer // before those of a pod in order
 		want    result
 	}{
-		"as wanted":         {"why shop/web", []answer{sets, web, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
-		"past the mesh":     {"why -n shop web --to x:1", []answer{sets, web, n1, ended(3, "the page\n", "")}, result{3, "the page\n", ""}},
-		"unknown":           {"why -nshop web", []answer{sets, web, n1, ended(4, "", "a remark\n")}, result{4, "", "a remark\n"}},
-		"failed":            {"why shop/web", []answer{sets, web, n1, ended(1, "", "error: no such pod on this node\n")}, result{1, "", "error: no such pod on this node\n"}},
-		"a bad packet":      {"why shop/web --to=x", []answer{sets, web, n1, ended(2, "", "error: x; see istio-cni why --help\n")}, result{2, "", "error: x; see kubectl istio-cni why --help\n"}},
-		"of the context":    {"why web", []answer{getPod("-- web", "n1"), sets, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
+		"as wanted":         {"why shop/web", []answer{of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
+		"past the mesh":     {"why -n shop web --to x:1", []answer{ended(3, "the page\n", "")}, result{3, "the page\n", ""}},
+		"unknown":           {"why -nshop web", []answer{ended(4, "", "a remark\n")}, result{4, "", "a remark\n"}},
+		"failed":            {"why shop/web", []answer{ended(1, "", "error: no such pod on this node\n")}, result{1, "", "error: no such pod on this node\n"}},
+		"a bad packet":      {"why shop/web --to=x", []answer{ended(2, "", "error: x; see istio-cni why --help\n")}, result{2, "", "error: x; see kubectl istio-cni why --help\n"}},
+		"of the context":    {"why web", []answer{getPod("-- web", "n1"), of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
 		"no such pod":       {"why shop/web", []answer{{For: "get -o json pod ", Code: 1, Err: "Error from server (NotFound): pods \"web\" not found\n"}}, result{1, "", "error: kubectl get pod: Error from server (NotFound): pods \"web\" not found\n"}},
 		"on no node":        {"why shop/web", []answer{getPod("", "")}, result{1, "", "error: pod shop/web is on no node yet\n"}},
-		"no agent there":    {"trace shop/web", []answer{sets, web, agents("")}, result{1, "", "error: node n1 of pod shop/web: it has no node agent\n"}},
-		"another --node":    {"why shop/web --node=n0", []answer{sets, web, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
-		"the agent Pending": {"trace shop/web", []answer{sets, web, agents(agentPod("agent-1", "n1", "Pending"))}, result{1, "", "error: node n1 of pod shop/web: the agent's pod is Pending\n"}},
+		"no agent there":    {"trace shop/web", []answer{agents("")}, result{1, "", "error: node n1 of pod shop/web: it has no node agent\n"}},
+		"another --node":    {"why shop/web --node=n0", []answer{of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
+		"the agent Pending": {"trace shop/web", []answer{agents(agentPod("agent-1", "n1", "Pending"))}, result{1, "", "error: node n1 of pod shop/web: the agent's pod is Pending\n"}},
 		"an agent without it": {
 			"why shop/web",
-			[]answer{sets, web, n1, ended(2, "", "istio-cni: unknown command \"why\"\n\nabout\nversion v0.0.9\n")},
+			[]answer{ended(2, "", "istio-cni: unknown command \"why\"\n\nabout\nversion v0.0.9\n")},
 			result{1, "", "error: node n1: " + other + "it has no command why\n"},
 		},
-		"of a Deployment":  {"why deploy/web -n shop", []answer{sets, deployment, replicas, n1, of(1, "why shop/web-1", "the page\n")}, result{0, "the page\n", "note: shop/web-1 is 1 of 3 pods of deploy/web\n"}},
-		"of a DaemonSet":   {"why shop/ds/web", []answer{sets, {For: "get -o json daemonsets.apps -n shop -- web", Out: deployment.Out}, own, n1, of(1, "why shop/web-3", "the page\n")}, result{0, "the page\n", "note: shop/web-3 is 1 of 1 pods of shop/ds/web\n"}},
+		"of a Deployment":  {"why deploy/web -n shop", []answer{deployment, replicas, of(1, "why shop/web-1", "the page\n")}, result{0, "the page\n", "note: shop/web-1 is 1 of 3 pods of deploy/web\n"}},
+		"of a DaemonSet":   {"why shop/ds/web", []answer{{For: "get -o json daemonsets.apps -n shop -- web", Out: deployment.Out}, own, of(1, "why shop/web-3", "the page\n")}, result{0, "the page\n", "note: shop/web-3 is 1 of 1 pods of shop/ds/web\n"}},
 		"of none":          {"trace sts/web", []answer{{For: "get -o json statefulsets.apps -- web", Out: deployment.Out}, {For: "get -o json pods", Out: list()}}, result{1, "", "error: sts/web has no pods\n"}},
 		"without selector": {"why job/web", []answer{{For: "get -o json jobs.batch -- web", Out: `{"metadata":{"namespace":"shop","name":"web"}}`}}, result{1, "", "error: job/web: its selector is empty\n"}},
 		"no such workload": {"why deployment/web", []answer{{For: "get -o json deployments.apps -- web", Code: 1, Err: "Error from server (NotFound): x\n"}}, result{1, "", "error: kubectl get deployments.apps: Error from server (NotFound): x\n"}},
-		"pod/NAME":         {"why pod/web -n shop --uid=5", []answer{sets, web, n1, of(1, "why shop/web --uid=5", "the page\n")}, result{0, "the page\n", ""}},
-		"a document":       {"why shop/web -o json", []answer{sets, web, n1, of(1, "why shop/web --output=json", explanation)}, result{0, explanation, ""}},
+		"pod/NAME":         {"why pod/web -n shop --uid=5", []answer{of(1, "why shop/web --uid=5", "the page\n")}, result{0, "the page\n", ""}},
+		"a document":       {"why shop/web -o json", []answer{of(1, "why shop/web --output=json", explanation)}, result{0, explanation, ""}},
 		"a page": {
 			"dashboard shop/web --port 4711",
-			[]answer{sets, web, n1, {For: "port-forward -n istio-system pod/agent-1 4711:9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}},
+			[]answer{{For: "port-forward -n istio-system pod/agent-1 4711:9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}},
 			result{1, "http://localhost:4711/#shop/web of node n1 while kubectl forwards the port (Ctrl-C ends it)\nForwarding from 127.0.0.1:4711 -> 9876\n", "error: lost connection to pod\n"},
 		},
 		"a port in use": {
 			"dashboard", fleetOf(1, answer{For: "port-forward -n istio-system pod/agent-1 9876:9876", Code: 1, Err: "Unable to listen on port 9876\n"}),
 			result{1, "http://localhost:9876/ of node n1 while kubectl forwards the port (Ctrl-C ends it)\n", "Unable to listen on port 9876\n"},
 		},
-		"no running agent": {"dashboard", []answer{sets, {For: "get -o json pods", Out: list(agentPod("a", "n1", "Pending"))}}, result{1, "", "error: no node agent is running\n"}},
+		"no running agent": {"dashboard", []answer{{For: "get -o json pods", Out: list(agentPod("a", "n1", "Pending"))}}, result{1, "", "error: no node agent is running\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			check.Equal(t, run(t, test.answers, strings.Fields(test.args)...), test.want)
+			check.Equal(t, run(t, append(test.answers, sets, web, n1), strings.Fields(test.args)...), test.want)
 		})
 	}
 }
