@@ -76,9 +76,6 @@ func (f *fleet) withCluster(ctx context.Context, rows []row[document.Check]) []r
 	c, policies := f.control(ctx), f.policies(ctx)
 	rows = slices.DeleteFunc(rows, func(r row[document.Check]) bool { return r.shown.Name == policies.Name })
 	for _, check := range []document.Check{c.versions(), c.ambient(), c.hbone(), c.injection(), policies} {
-		if check.Result == document.OK {
-			check.Remedy = ""
-		}
 		text, _ := json.Marshal(check) // it has texts only
 		rows = append(rows, row[document.Check]{shown: check, text: text})
 	}
@@ -153,11 +150,13 @@ func (c *control) add(pods []corev1.Pod) {
 
 // unchecked is the result of a check without what it needs. Without an error nothing was found.
 func (c *control) unchecked(name, what string) document.Check {
-	return document.Check{
-		Name: name, Result: document.Warn,
-		Text:   what + " could not be checked: " + cmp.Or(printable.Some(c.unread, mostNames), "not found in the namespaces of the agents and of istiod's webhooks"),
-		Remedy: "run it as a user who may read mutatingwebhookconfigurations, pods, and ConfigMaps of istiod's namespace",
-	}
+	return result(name, document.Warn, "run it as a user who may read mutatingwebhookconfigurations, pods, and ConfigMaps of istiod's namespace",
+		"%s could not be checked: %s", what, cmp.Or(printable.Some(c.unread, mostNames), "not found in the namespaces of the agents and of istiod's webhooks"))
+}
+
+// result is a check of the cluster.
+func result(name string, outcome document.Result, remedy, format string, args ...any) document.Check {
+	return document.Check{Name: name, Result: outcome, Text: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
 // minor matches a tag of Istio's images, such as 1.31.0-distroless; its number is the minor version.
@@ -201,21 +200,19 @@ func (c *control) versions() document.Check {
 		}
 	}
 	unknown := slices.Concat(istiods[-1], ztunnels[-1])
-	check := document.Check{Name: name, Result: document.Fail, Remedy: "upgrade istiod first, then ztunnel, one minor version at a time (istio.io: ambient upgrade)"}
 	switch {
 	case len(wrong) > 0:
-		check.Text = "Istio supports a ztunnel of istiod's minor version or of the one before, and this is " + printable.Some(wrong, mostNames)
+		return result(name, document.Fail, "upgrade istiod first, then ztunnel, one minor version at a time (istio.io: ambient upgrade)",
+			"Istio supports a ztunnel of istiod's minor version or of the one before, and this is %s", printable.Some(wrong, mostNames))
 	case len(c.istiods) == 0:
 		return c.unchecked(name, "istiod's version")
 	case len(c.ztunnels) == 0:
 		return c.unchecked(name, "ztunnel's version")
 	case len(unknown) > 0:
-		check.Result, check.Remedy = document.Warn, "compare the versions: istioctl version, and ztunnel's log"
-		check.Text = "versions could not be checked, because the images name none: " + printable.Some(unknown, mostNames)
-	default:
-		check.Result, check.Text = document.OK, printable.Some(all, mostNames)
+		return result(name, document.Warn, "compare the versions: istioctl version, and ztunnel's log",
+			"versions could not be checked, because the images name none: %s", printable.Some(unknown, mostNames))
 	}
-	return check
+	return result(name, document.OK, "", "%s", printable.Some(all, mostNames))
 }
 
 // ambient checks PILOT_ENABLE_AMBIENT, without which istiod refuses ztunnels.
@@ -236,19 +233,18 @@ func (c *control) ambient() document.Check {
 		}
 		*state = append(*state, p.Namespace+"/"+p.Name)
 	}
-	check := document.Check{Name: name, Result: document.Fail, Remedy: "set profile=ambient (or pilot.env." + key + "=true) in istiod's chart"}
-	switch {
-	case len(off) > 0 && len(on)+len(unknown) > 0:
-		check.Result = document.Warn
-		fallthrough
-	case len(off) > 0:
-		check.Text = key + " is not true, so istiod refuses ztunnels: " + printable.Some(off, mostNames)
-	case len(unknown) > 0:
-		check.Result, check.Text = document.Warn, key+" could not be checked, because these pods do not have it themselves: "+printable.Some(unknown, mostNames)
-	default:
-		check.Result, check.Text = document.OK, key+" is true: "+printable.Some(on, mostNames)
+	const remedy = "set profile=ambient (or pilot.env." + key + "=true) in istiod's chart"
+	refuses := document.Fail
+	if len(on)+len(unknown) > 0 {
+		refuses = document.Warn
 	}
-	return check
+	switch {
+	case len(off) > 0:
+		return result(name, refuses, remedy, "%s is not true, so istiod refuses ztunnels: %s", key, printable.Some(off, mostNames))
+	case len(unknown) > 0:
+		return result(name, document.Warn, remedy, "%s could not be checked, because these pods do not have it themselves: %s", key, printable.Some(unknown, mostNames))
+	}
+	return result(name, document.OK, "", "%s is true: %s", key, printable.Some(on, mostNames))
 }
 
 // without returns the ConfigMaps of istiods, as NAMESPACE/NAME, whose text under a key has a setting switched off. known reports whether each
@@ -275,24 +271,21 @@ func (c *control) hbone() document.Check {
 		DefaultConfig struct{ ProxyMetadata map[string]any }
 	}
 	off, known := without(c, "istio", "mesh", func(m mesh) bool { return m.DefaultConfig.ProxyMetadata[key] == "true" })
-	check := document.Check{Name: name, Result: document.Fail, Remedy: "set profile=ambient (or meshConfig.defaultConfig.proxyMetadata." + key +
-		`="true") in istiod's chart, and restart pods with a sidecar`}
+	const remedy = "set profile=ambient (or meshConfig.defaultConfig.proxyMetadata." + key + `="true") in istiod's chart, and restart pods with a sidecar`
 	const effect = "pods of ambient mode reach such sidecars without mTLS, and not at all where it is required (STRICT)"
 	switch {
 	case len(c.plain) > 0:
-		check.Text = fmt.Sprintf("%s with a sidecar that does not accept HBONE: %s; %s", output.Plural(len(c.plain), "pod"), printable.Some(c.plain, mostNames), effect)
+		return result(name, document.Fail, remedy, "%s with a sidecar that does not accept HBONE: %s; %s",
+			output.Plural(len(c.plain), "pod"), printable.Some(c.plain, mostNames), effect)
 	case len(off) > 0:
-		check.Result = document.Warn
-		check.Text = key + " is not true in ConfigMap " + printable.Some(off, mostNames) + ", so that new sidecars do not accept HBONE; " + effect
+		return result(name, document.Warn, remedy, "%s is not true in ConfigMap %s, so that new sidecars do not accept HBONE; %s", key, printable.Some(off, mostNames), effect)
 	case c.sidecars != nil:
 		c.note("pods with a sidecar", c.sidecars)
 		fallthrough
 	case !known:
 		return c.unchecked(name, "whether sidecars accept HBONE")
-	default:
-		check.Result, check.Text = document.OK, "sidecars accept HBONE ("+key+")"
 	}
-	return check
+	return result(name, document.OK, "", "sidecars accept HBONE (%s)", key)
 }
 
 // injection checks pilot.cni.enabled: pods with a sidecar need it beside ambient mode, too.
@@ -304,12 +297,10 @@ func (c *control) injection() document.Check {
 	off, known := without(c, "istio-sidecar-injector", "values", func(v values) bool { return v.Pilot.CNI.Enabled })
 	switch {
 	case len(off) > 0:
-		return document.Check{
-			Name: name, Result: document.Warn, Text: key + " is off in ConfigMap " + printable.Some(off, mostNames) + ": new pods with a sidecar get istio-init, which needs NET_ADMIN",
-			Remedy: "set " + key + "=true in istiod's chart: profile=ambient does not",
-		}
+		return result(name, document.Warn, "set "+key+"=true in istiod's chart: profile=ambient does not",
+			"%s is off in ConfigMap %s: new pods with a sidecar get istio-init, which needs NET_ADMIN", key, printable.Some(off, mostNames))
 	case !known:
 		return c.unchecked(name, key)
 	}
-	return document.Check{Name: name, Result: document.OK, Text: key + " is on"}
+	return result(name, document.OK, "", "%s is on", key)
 }

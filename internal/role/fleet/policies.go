@@ -53,15 +53,12 @@ func probes(p networkingv1.NetworkPolicy) bool {
 // policies checks which NetworkPolicies keep out what ambient mode needs, if their pods move to it. Policies add up: another one for the same
 // pods, or for all of the namespace, may let it in.
 func (f *fleet) policies(ctx context.Context) document.Check {
-	check := document.Check{
-		Name: "ambient-policies", Result: document.Warn,
-		Remedy: fmt.Sprintf("if their pods move to ambient mode, let in TCP port %d from all pods of the mesh, and %s for probes; policies by port of the app do not apply inside the tunnel",
-			hbonePort, probeSources),
-	}
+	const name = "ambient-policies"
+	remedy := fmt.Sprintf("if their pods move to ambient mode, let in TCP port %d from all pods of the mesh, and %s for probes; policies by port of the app do not apply inside the tunnel",
+		hbonePort, probeSources)
 	found, err := query[networkingv1.NetworkPolicy](ctx, f, "networkpolicies.networking.k8s.io", "--all-namespaces")
 	if err != nil {
-		check.Text = fmt.Sprintf("network policies could not be checked: %v", err)
-		return check
+		return result(name, document.Warn, remedy, "network policies could not be checked: %v", err)
 	}
 	found = slices.DeleteFunc(found, func(p networkingv1.NetworkPolicy) bool {
 		return p.Namespace == "kube-system" || len(p.Spec.PolicyTypes) > 0 && !slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress)
@@ -75,12 +72,10 @@ func (f *fleet) policies(ctx context.Context) document.Check {
 		return names
 	}
 	keepOut, keepOutProbes := without(hbone), without(probes)
-	if check.Text = "no NetworkPolicy keeps out port 15008 or probes"; len(keepOut)+len(keepOutProbes) == 0 {
-		check.Result = document.OK
-		return check
+	if len(keepOut)+len(keepOutProbes) == 0 {
+		return result(name, document.OK, "", "no NetworkPolicy keeps out port 15008 or probes")
 	}
-	check.Text = fmt.Sprintf("NetworkPolicies that keep out TCP port %d: %s; probes: %s", hbonePort, some(keepOut), some(keepOutProbes))
-	return check
+	return result(name, document.Warn, remedy, "NetworkPolicies that keep out TCP port %d: %s; probes: %s", hbonePort, some(keepOut), some(keepOutProbes))
 }
 
 // covers reports whether a policy is for all pods of another one.
