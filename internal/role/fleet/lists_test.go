@@ -59,22 +59,12 @@ func TestPods_LeftOut(t *testing.T) {
 	call(kubectl, nil, "pods", "--check", "--node=n2").want(t, 0, "n2    shop/b  captured", "")
 }
 
-// interrupter is an output at whose first text the user presses Ctrl-C.
-type interrupter struct{ text strings.Builder }
-
-func (w *interrupter) Write(text []byte) (int, error) {
-	if w.text.Len() == 0 {
-		_ = syscall.Kill(os.Getpid(), syscall.SIGINT)
-	}
-	return w.text.Write(text)
-}
-
 // TestPods_Watch: a watch ends with Ctrl-C, after the table.
 func TestPods_Watch(t *testing.T) {
 	kubectl := standIn(t, fleetOf(2, of(1, "pods -o json --namespace=shop", "["+pod("a", audit.Drifted)+"]")))
-	var stdout interrupter
+	stdout := check.Output{First: func() { _ = syscall.Kill(os.Getpid(), syscall.SIGINT) }}
 	r := callInto(&stdout, kubectl, nil, "pods", "-wn", "shop")
-	r.stdout = stdout.text.String()
+	r.stdout = stdout.String()
 	r.want(t, 0, "n1    shop/a  drifted", "node n2: no answer: ")
 	check.Equal(t, strings.Count(r.stderr, "node n2: no answer: "), 1, r.stderr)
 }

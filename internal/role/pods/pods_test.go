@@ -152,25 +152,15 @@ func TestPods_LeftOut(t *testing.T) {
 	}
 }
 
-// interrupter is an output at whose first text the user presses Ctrl-C.
-type interrupter struct{ text strings.Builder }
-
-func (w *interrupter) Write(text []byte) (int, error) {
-	if w.text.Len() == 0 {
-		_ = syscall.Kill(os.Getpid(), syscall.SIGINT)
-	}
-	return w.text.Write(text)
-}
-
 // TestPods_Watch: a watch ends with Ctrl-C, after the table.
 func TestPods_Watch(t *testing.T) {
-	var stdout interrupter
+	stdout := check.Output{First: func() { _ = syscall.Kill(os.Getpid(), syscall.SIGINT) }}
 	var stderr bytes.Buffer
 	code := pods.Run(applet.Call{
 		Args: []string{"-w", "a", agenttest.Answer(t, http.StatusOK, some)}, Stdout: &stdout, Stderr: &stderr,
 		Getenv: func(string) (string, bool) { return "", false },
 	})
-	if out := stdout.text.String(); code != 0 || !strings.HasSuffix(out, "\n0 of 1 mesh pods are not redirected as wanted\n") || stderr.String() != "" {
+	if out := stdout.String(); code != 0 || !strings.HasSuffix(out, "\n0 of 1 mesh pods are not redirected as wanted\n") || stderr.String() != "" {
 		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, stderr.String())
 	}
 }

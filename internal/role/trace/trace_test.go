@@ -23,26 +23,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
-// watched is an output that calls back at its first line. The buffer is not embedded because it has a WriteString.
-type watched struct {
-	text  bytes.Buffer
-	first func()
-}
-
-func (w *watched) Write(p []byte) (int, error) {
-	n, err := w.text.Write(p)
-	if w.first != nil && bytes.Contains(p, []byte("\n")) {
-		w.first()
-		w.first = nil
-	}
-	return n, err
-}
-
 // run runs the role, and calls first after its first line.
 func run(first func(), args ...string) (code int, stdout, stderr string) {
-	out, errs := &watched{first: first}, &bytes.Buffer{}
+	out, errs := &check.Output{First: first}, &bytes.Buffer{}
 	code = trace.Run(applet.Call{Args: args, Stdout: out, Stderr: errs, Getenv: os.LookupEnv})
-	return code, out.text.String(), errs.String()
+	return code, out.String(), errs.String()
 }
 
 func TestTrace_Namespace(t *testing.T) {
