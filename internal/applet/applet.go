@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/applet/completion"
+	"github.com/meshcni/istio-cni/internal/applet/terminal"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
@@ -48,7 +49,12 @@ type Call struct {
 
 // Process returns this start of the program.
 func Process() Call {
-	return Call{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv} //nolint:forbidigo // the only place: roles get the environment from a Call
+	getenv := os.LookupEnv //nolint:forbidigo // the only place: roles get the environment from a Call
+	return Call{
+		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: getenv,
+		Terminal: func() int { return terminal.Columns(os.Stdout) },
+		Colours:  func() bool { return terminal.Colours(os.Stdout, getenv) },
+	}
 }
 
 // Columns is the width of the terminal that the standard output is, else 0.
