@@ -13,7 +13,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
-	"github.com/meshcni/istio-cni/internal/applet/terminal"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/early"
@@ -35,10 +34,7 @@ import (
 
 func main() {
 	runtime.MemProfileRate = 0 // serve.Introspection sets it again where profiles are read
-	call := applet.Process()
-	call.Terminal = func() int { return terminal.Columns(os.Stdout) }
-	call.Colours = func() bool { return terminal.Colours(os.Stdout, call.Getenv) }
-	os.Exit(program().Run(os.Args[0], call))
+	os.Exit(program().Run(os.Args[0], applet.Process()))
 }
 
 func program() applet.Program {

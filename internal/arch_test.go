@@ -5,7 +5,6 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"iter"
 	"maps"
 	"os"
 	"path"
@@ -79,7 +78,7 @@ var owners = map[string][]string{
 	"golang.org/x/term":                    {"internal/applet/terminal"},
 	"github.com/go-logr/logr":              {"internal/kube"},
 	"golang.org/x/time/rate":               {"internal/agent", "internal/kube"},
-	"k8s.io":                               {"internal/agent/selector", "internal/kube"},
+	"k8s.io":                               {"internal/agent/selector", "internal/kube", "internal/role/fleet"},
 	"k8s.io/apimachinery/pkg/types":        {"internal/agent", "internal/kube"},
 	"k8s.io/apimachinery/pkg/util/version": {"internal/agent/installation"},
 	"k8s.io/apimachinery/pkg/util/wait":    {"internal/agent", "internal/kube"},
@@ -112,33 +111,31 @@ func TestImports_DownOnly(t *testing.T) {
 
 // TestTables_StaleRows checks the tables against the tree: a directory has Go files, and an owner of a dependency imports it.
 func TestTables_StaleRows(t *testing.T) {
-	files, importing := readTree(t, os.DirFS("..")), map[string]map[string]bool{}
-	for name, text := range files {
+	used := map[string]bool{".": true}
+	for name, text := range readTree(t, os.DirFS("..")) {
+		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+			used[dir] = true
+		}
 		if strings.HasSuffix(name, "_test.go") || ringOf(path.Dir(name)) == ringSupport {
 			continue
 		}
 		imports, _ := importsOf(name, text)
 		for _, imported := range imports {
 			owner := ownerOf(imported)
-			if importing[owner] == nil {
-				importing[owner] = map[string]bool{}
+			for _, dir := range owners[owner] {
+				used[owner+" in "+dir] = used[owner+" in "+dir] || within(name, dir)
 			}
-			importing[owner][name] = true
 		}
 	}
-	below := func(files iter.Seq[string], dir string) bool {
-		return slices.ContainsFunc(slices.Collect(files), func(name string) bool { return within(name, dir) })
-	}
-	for _, dir := range append(slices.Collect(maps.Keys(rings)), supportDirs...) {
-		if dir != "." && !below(maps.Keys(files), dir) {
-			t.Errorf("%s has no Go files: take it out of the tables", dir)
-		}
-	}
+	rows := slices.Concat(slices.Collect(maps.Keys(rings)), supportDirs)
 	for owner, dirs := range owners {
 		for _, dir := range dirs {
-			if !below(maps.Keys(importing[owner]), dir) {
-				t.Errorf("%s does not import %s: take it out of the table", dir, owner)
-			}
+			rows = append(rows, owner+" in "+dir)
+		}
+	}
+	for _, row := range rows {
+		if !used[row] {
+			t.Errorf("nothing is left of %s: take it out of the tables", row)
 		}
 	}
 }
@@ -323,73 +320,37 @@ func within(name, prefix string) bool {
 
 // TestImports_BreachesAreFound breaks and keeps each rule. The imports of one file are all allowed, or all refused for one reason.
 func TestImports_BreachesAreFound(t *testing.T) {
-	const (
-		inCore, inNode, inRole = "internal/core/sidecar/x.go", "internal/node/redirection/x.go", "internal/role/plugin/x.go"
-
-		pureCore   = "core is pure: no files, processes, network, log"
-		coreAlone  = "core uses the standard library only"
-		roleToRole = "a role never imports a role; move what they share down"
-		forTests   = "test support is for tests"
-	)
+	const inCore, inNode, inRole = "internal/core/sidecar/x.go", "internal/node/redirection/x.go", "internal/role/plugin/x.go"
 	for _, tt := range []struct {
-		name, file string
-		imports    string // "~" is this module
-		why        string // "" when allowed; * is the ring of the import
+		file, imports string // "~" is this module
+		why           string // "" when allowed; * is the ring of the import
 	}{
-		{"core may use the pure part", inCore, "fmt net/netip net/url time encoding/json ~/internal/core/ruleset", ""},
-		{"core never touches the machine", "internal/core/ruleset/x.go", "log log/slog net net/http os os/exec syscall", pureCore},
-		{"core uses no other module, owned or not", inCore, "example.com/x k8s.io/api/core/v1", coreAlone},
-		{
-			"core imports core only", inCore,
-			"~/internal/agent/repair ~/internal/applet ~/internal/kube ~/internal/node/netns ~/internal/role/plugin", "core never imports *",
-		},
-		{
-			"tests in core may use anything outside", "internal/core/ruleset/x_test.go",
-			"os os/exec testing github.com/google/go-cmp/cmp ~/internal/core/ruleset/rulesettest", "",
-		},
-		{"tests in core keep to the rings", "internal/core/ruleset/x_test.go", "~/internal/node/iptables", "core never imports node"},
-		{
-			"node builds on node and core", inNode,
-			"os log/slog ~/internal/node/netns ~/internal/core/redirect golang.org/x/sys/unix", "",
-		},
-		{
-			"node imports no other ring", inNode,
-			"~ ~/internal/agent ~/internal/applet ~/internal/kube ~/internal/role/plugin", "node never imports *",
-		},
-		{"kube never imports node", "internal/kube/x.go", "~/internal/node/hostfs", "kube never imports node"},
-		{
-			"the agent stands on kube, node and core", "internal/agent/install/x.go",
-			"~/internal/agent/repair ~/internal/kube ~/internal/node/hostfs ~/internal/core/cniconf", "",
-		},
-		{"the agent never imports a role", "internal/agent/install/x.go", "~/internal/role/installer", "agent never imports role"},
-		{
-			"a role stands on all and its own parts", inRole,
-			"~/internal/role/plugin/relay ~/internal/applet ~/internal/agent/x ~/internal/kube ~/internal/node/x ~/internal/core/x", "",
-		},
-		{"a part of a role may import the role", "internal/role/plugin/relay/x.go", "~/internal/role/plugin", ""},
-		{"a role never imports a role", inRole, "~/internal/role/pluginx ~/internal/role/redirector", roleToRole},
-		{"nor do its tests", "internal/role/plugin/x_test.go", "~/internal/role/installer", roleToRole},
-		{"a role imports neither main nor the top of internal", inRole, "~ ~/internal", "role never imports *"},
-		{"main wires every role", "main.go", "os ~/internal/applet ~/internal/role/plugin ~/internal/node/netns", ""},
-		{"main owns no dependency", "main.go", "github.com/urfave/cli/v2", "internal/role owns it"},
-		{"an owner may import its dependency", "internal/node/iptables/x.go", "github.com/coreos/go-iptables/iptables", ""},
-		{"no other package may", inNode, "github.com/vishvananda/netlink", "internal/node/probeset and internal/node/route and internal/node/selfcheck owns it"},
-		{"the longest prefix decides", inNode, "k8s.io/api/core/v1", "internal/agent/selector and internal/kube owns it"},
-		{"the owner's prefix is no owner", "internal/node/iptablesx/x.go", "github.com/coreos/go-iptables", "internal/node/iptables owns it"},
-		{"no owner", "internal/node/route/x.go", "github.com/google/go-cmp/cmp", "it has no owner: give it one in internal/arch_test.go"},
-		{
-			"code never imports test support", inRole,
-			"~/internal/core/ruleset/rulesettest ~/internal/node/netns/netnstest ~/internal/node/netns/netnstest/x", forTests,
-		},
-		{"code never imports testing", inRole, "testing testing/fstest", "testing is for tests and test support"},
-		{
-			"test support may import whatever it drives", "internal/kube/kubetest/x.go",
-			"testing os/exec github.com/vishvananda/netlink ~/internal/node/x/xtest ~/internal/role/plugin ~/internal/core/x", "",
-		},
-		{
-			"the demo may import whatever it shows", "hack/demo/main.go",
-			"os/exec github.com/vishvananda/netns ~/internal/node/netns/netnstest ~/internal/role/plugin", "",
-		},
+		{inCore, "fmt net/netip net/url time ~/internal/core/ruleset", ""},
+		{inCore, "log/slog net net/http os/exec syscall", "core is pure: no files, processes, network, log"},
+		{inCore, "example.com/x k8s.io/api/core/v1", "core uses the standard library only"},
+		{inCore, "~/internal/agent/repair ~/internal/applet ~/internal/kube ~/internal/node/netns ~/internal/role/plugin", "core never imports *"},
+		{"internal/core/ruleset/x_test.go", "os/exec testing github.com/google/go-cmp/cmp ~/internal/core/ruleset/rulesettest", ""},
+		{"internal/core/ruleset/x_test.go", "~/internal/node/iptables", "core never imports node"},
+		{inNode, "os log/slog ~/internal/node/netns ~/internal/core/redirect golang.org/x/sys/unix", ""},
+		{inNode, "~ ~/internal/agent ~/internal/applet ~/internal/kube ~/internal/role/plugin", "node never imports *"},
+		{"internal/kube/x.go", "~/internal/node/hostfs", "kube never imports node"},
+		{"internal/agent/install/x.go", "~/internal/agent/repair ~/internal/kube ~/internal/node/hostfs ~/internal/core/cniconf", ""},
+		{"internal/agent/install/x.go", "~/internal/role/installer", "agent never imports role"},
+		{inRole, "~/internal/role/plugin/relay ~/internal/applet ~/internal/agent/x ~/internal/kube ~/internal/node/x ~/internal/core/x", ""},
+		{"internal/role/plugin/relay/x.go", "~/internal/role/plugin", ""},
+		{inRole, "~/internal/role/pluginx ~/internal/role/redirector", "a role never imports a role; move what they share down"},
+		{"internal/role/plugin/x_test.go", "~/internal/role/installer", "a role never imports a role; move what they share down"},
+		{inRole, "~ ~/internal", "role never imports *"},
+		{"main.go", "os ~/internal/applet ~/internal/role/plugin ~/internal/node/netns", ""},
+		{"main.go", "github.com/urfave/cli/v2", "internal/role owns it"},
+		{"internal/node/iptables/x.go", "github.com/coreos/go-iptables/iptables", ""},
+		{"internal/node/iptablesx/x.go", "github.com/coreos/go-iptables", "internal/node/iptables owns it"},
+		{inNode, "github.com/vishvananda/netns/x", "internal/node/netns owns it"},
+		{inNode, "github.com/google/go-cmp/cmp", "it has no owner: give it one in internal/arch_test.go"},
+		{inRole, "~/internal/core/ruleset/rulesettest ~/internal/node/netns/netnstest/x", "test support is for tests"},
+		{inRole, "testing testing/fstest", "testing is for tests and test support"},
+		{"internal/kube/kubetest/x.go", "testing github.com/vishvananda/netlink ~/internal/node/x/xtest ~/internal/role/plugin", ""},
+		{"hack/demo/main.go", "github.com/vishvananda/netns ~/internal/node/netns/netnstest ~/internal/role/plugin", ""},
 	} {
 		imports := strings.Fields(strings.ReplaceAll(tt.imports, "~", module))
 		var want []string
@@ -398,7 +359,7 @@ func TestImports_BreachesAreFound(t *testing.T) {
 				want = append(want, fmt.Sprintf("%s: imports %q: %s", tt.file, imported, strings.ReplaceAll(tt.why, "*", string(ring))))
 			}
 		}
-		check.Diff(t, fmt.Sprintf("%s: breaches", tt.name), want, breaches(map[string]string{tt.file: source(imports)}))
+		check.Diff(t, tt.file+": breaches", want, breaches(map[string]string{tt.file: source(imports)}))
 	}
 	got := breaches(map[string]string{"internal/util/x.go": source(nil), "pkg/api/x.go": source(nil), "internal/core/x/x.go": "nonsense"})
 	if len(got) != 3 || !strings.HasPrefix(got[0], "internal/core/x/x.go: cannot be parsed: ") ||
@@ -410,11 +371,9 @@ func TestImports_BreachesAreFound(t *testing.T) {
 
 // source returns a file that no build includes, with renamed imports.
 func source(imports []string) string {
-	var b strings.Builder
-	b.WriteString("//go:build never\n\npackage x\n\nimport (\n")
+	text := "//go:build never\n\npackage x\n\n"
 	for i, name := range imports {
-		fmt.Fprintf(&b, "\tname%d %q\n", i, name)
+		text += fmt.Sprintf("import name%d %q\n", i, name)
 	}
-	b.WriteString(")\n")
-	return b.String()
+	return text
 }

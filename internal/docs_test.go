@@ -1,7 +1,6 @@
 package internal
 
 import (
-	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -199,27 +198,6 @@ func TestManual_Rows(t *testing.T) {
 				t.Errorf("%s: the row does not end: %s", name, line)
 			}
 		}
-	}
-}
-
-// hint is a page with an anchor in the text of a program, a chart or an alert.
-var hint = regexp.MustCompile(`\b[a-z]+\.md#[\w-]+`)
-
-// TestManual_Hints: a URL that a program, the chart or an alert prints leads to a heading. Its page may follow a constant prefix.
-func TestManual_Hints(t *testing.T) {
-	all := readPages(t)
-	for _, dir := range []string{"../internal", "../manifests"} {
-		check.OK(t, filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
-			if err != nil || !slices.Contains([]string{".go", ".yaml", ".tpl", ".js", ".html", ".txt"}, filepath.Ext(name)) || strings.HasSuffix(name, "_test.go") {
-				return err
-			}
-			for _, m := range hint.FindAllString(read(t, name), -1) {
-				if fault := dangling(os.DirFS(".."), all, "docs/index.md", m); fault != "" {
-					t.Errorf("%s names docs/%s: %s", name, m, fault)
-				}
-			}
-			return nil
-		}))
 	}
 }
 

@@ -1,7 +1,6 @@
 package internal
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -86,30 +85,28 @@ func unrun(b pages.Block) string {
 
 // TestPages_UnrunIsFound covers each kind of block.
 func TestPages_UnrunIsFound(t *testing.T) {
-	for _, tt := range []struct{ name, text, want string }{
-		{"run", "<!-- test: host -->\n```sh\nmake x\n```", ""},
-		{"a console", "<!-- test: host -->\n```console\n# istio-cni\n```", ""},
-		{"no commands", "```yaml\na: b\n```", ""},
-		{"no language", "<!-- test: host -->\n```\n$ istio-cni\n```", "it looks like commands"},
-		{"hidden in another language", "```text\nFOO=1 make test\n```", "it looks like commands"},
-		{"indented", "Text:\n\n    kubectl get pods\n", "it looks like commands"},
-		{"indented, deep in a block", "Text:\n\n    a diagram\n\n    helm install x\n", "it looks like commands"},
-		{"text of a list", "- one\n\n    make it so\n", ""},
-		{"in a list", "- one\n\n  ```sh\n  make it\n  ```", "the line before a block"},
-		{"no runner", "```sh\nanything\n```", "the line before a block"},
-		{"a line between", "<!-- test: host -->\n\n```sh\nanything\n```", "the line before a block"},
-		{"an unknown runner", "<!-- test: nobody -->\n```sh\nanything\n```", `there is no runner "nobody"`},
-		{"bare elsewhere", "<!-- test: bare -->\n```sh\nmake demo\n```", "reads the README alone"},
-		{"nothing to run", "<!-- test: host -->\n```yaml\na: b\n```", "a block without commands"},
-		{"a console without a prompt", "<!-- test: host -->\n```console\nanything\n```", "begins with a prompt"},
-		{"not closed", "```sh\nanything", "the line before a block"},
+	for text, want := range map[string]string{
+		"<!-- test: host -->\n```sh\nmake x\n```":           "",
+		"<!-- test: host -->\n```console\n# istio-cni\n```": "",
+		"```yaml\na: b\n```":                                "",
+		"- one\n\n    make it so\n":                         "",
+		"<!-- test: host -->\n```\n$ istio-cni\n```":        "it looks like commands",
+		"```text\nFOO=1 make test\n```":                     "it looks like commands",
+		"Text:\n\n    a diagram\n\n    helm install x\n":    "it looks like commands",
+		"- one\n\n  ```sh\n  make it\n  ```":                "the line before a block",
+		"<!-- test: host -->\n\n```sh\nanything\n```":       "the line before a block",
+		"```sh\nanything":                                   "the line before a block",
+		"<!-- test: nobody -->\n```sh\nanything\n```":       `there is no runner "nobody"`,
+		"<!-- test: bare -->\n```sh\nmake demo\n```":        "reads the README alone",
+		"<!-- test: host -->\n```yaml\na: b\n```":           "a block without commands",
+		"<!-- test: host -->\n```console\nanything\n```":    "begins with a prompt",
 	} {
 		got := ""
-		for _, b := range pages.Parse("x.md", tt.text).Blocks {
+		for _, b := range pages.Parse("x.md", text).Blocks {
 			got += unrun(b)
 		}
-		if !strings.Contains(got, tt.want) || tt.want == "" && got != "" {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		if !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}
 }
@@ -129,32 +126,52 @@ func TestPages_Links(t *testing.T) {
 	}
 }
 
-// published matches a link to this repository's pages in what is read elsewhere: messages, alerts, the chart.
-var published = regexp.MustCompile(`https://github\.com/meshcni/istio-cni/(?:blob|tree)/main/([\w./-]*\w(?:#[\w-]+)?)`)
+// references are a published link to a page of this repository, a page with an anchor in the text of a program, a chart or an alert, which
+// may follow a constant prefix, and the name of a page in prose. Each leads from a page to a file, or to an anchor of a page.
+var references = []struct {
+	from    string
+	target  *regexp.Regexp
+	in, not *regexp.Regexp // names of files
+	least   int
+}{
+	{
+		"README.md", regexp.MustCompile(`https://github\.com/meshcni/istio-cni/(?:blob|tree)/main/([\w./-]*\w(?:#[\w-]+)?)`),
+		regexp.MustCompile(`\.(md|go|ya?ml|txt|tpl|html)$`), regexp.MustCompile(`^$`), 20,
+	},
+	{
+		"docs/index.md", regexp.MustCompile(`\b([a-z]+\.md#[\w-]+)`),
+		regexp.MustCompile(`^(internal|manifests)/.*\.(go|yaml|tpl|js|html|txt)$`), regexp.MustCompile(`_test\.go$`), 10,
+	},
+	{
+		"README.md", regexp.MustCompile(`\b((?:docs|\.github|internal|e2e)/[\w-]+\.md)\b`),
+		regexp.MustCompile(`(\.(md|go|sh|ya?ml|mod|txt|tpl)|(^|/)[^.]+)$`), regexp.MustCompile(`^docs/changelog\.md$|^internal/pages_test\.go$`), 20,
+	},
+}
 
-// TestPages_PublishedLinks: each such link leads to a file, or an anchor of a page.
-func TestPages_PublishedLinks(t *testing.T) {
-	all := readPages(t)
-	found := 0
-	err := fs.WalkDir(os.DirFS(".."), ".", func(name string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() && (name == ".git" || name == "bin" || name == "dist") {
+// TestPages_References: what text, source and manifests say about a page is true.
+func TestPages_References(t *testing.T) {
+	all, tree := readPages(t), os.DirFS("..")
+	found := make([]int, len(references))
+	err := fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && (name == ".git" || name == "bin" || name == "dist") {
 			return fs.SkipDir
 		}
-		if !d.Type().IsRegular() || !slices.Contains([]string{".md", ".go", ".yaml", ".yml", ".txt", ".tpl", ".html"}, path.Ext(name)) {
-			return nil
+		for i, r := range references {
+			if err != nil || !d.Type().IsRegular() || !r.in.MatchString(name) || r.not.MatchString(name) {
+				continue
+			}
+			for _, link := range r.target.FindAllStringSubmatch(read(t, "../"+name), -1) {
+				found[i]++
+				check.Equal(t, dangling(tree, all, r.from, link[1]), "", name, link[1])
+			}
 		}
-		for _, link := range published.FindAllStringSubmatch(read(t, "../"+name), -1) {
-			found++
-			check.Equal(t, dangling(os.DirFS(".."), all, "README.md", link[1]), "", name, link[1])
-		}
-		return nil
+		return err
 	})
 	check.OK(t, err)
-	if found < 20 {
-		t.Errorf("%d links: the search misses them", found)
+	for i, r := range references {
+		if found[i] < r.least {
+			t.Errorf("%d matches of %s: the search misses them", found[i], r.target)
+		}
 	}
 }
 
@@ -201,72 +218,22 @@ func TestPages_DanglingIsFound(t *testing.T) {
 		pages.Parse("README.md", "# The `one`: a (b), c_d -- é!\n\n## Two\n\n## Two\n\n```sh\n# no heading\n```\n\n<a id=\"three\"></a>\n"),
 		pages.Parse("docs/x.md", "## A [link](y) & **bold**\n"),
 	}
-	want := []string{"the-one-a-b-c_d----é", "two", "two-1", "three"}
-	check.Diff(t, "anchors", want, all[0].Anchors)
-	tree := os.DirFS("..")
-	for _, tt := range []struct{ from, target, want string }{
-		{"docs/x.md", "../README.md", ""},
-		{"docs/x.md", "../README.md#two-1", ""},
-		{"docs/x.md", "#a-link--bold", ""},
-		{"docs/x.md", "../internal", ""},
-		{"docs/x.md", "https://kubernetes.io/docs#x", ""},
-		{"docs/x.md", "mailto:a@b.c", ""},
-		{"docs/x.md", "../README.md#two-2", "no such heading"},
-		{"docs/x.md", "#no-heading", "no such heading"},
-		{"docs/x.md", "README.md", "no file docs/README.md"},
-		{"README.md", "docs/images/none.png", "no file"},
-		{"README.md", "../outside", "no file"},
-		{"README.md", "LICENSE#top", "no page"},
-		{"README.md", "/docs", "absolute"},
-		{"README.md", "http://kubernetes.io", "relative path, or https"},
-		{"README.md", "https://kubernetes", "no such host"},
-		{"README.md", "https://%zz", "invalid"},
+	check.Diff(t, "anchors", []string{"the-one-a-b-c_d----é", "two", "two-1", "three"}, all[0].Anchors)
+	for target, want := range map[string]string{
+		"../README.md": "", "../README.md#two-1": "", "#a-link--bold": "", "../internal": "", "https://kubernetes.io/docs#x": "", "mailto:a@b.c": "",
+		"../README.md#two-2": "no such heading", "#no-heading": "no such heading", "README.md": "no file docs/README.md", "../../outside": "no file",
+		"../LICENSE#top": "no page", "/docs": "absolute", "http://kubernetes.io": "relative path, or https", "https://kubernetes": "no such host", "https://%zz": "invalid",
 	} {
-		if got := dangling(tree, all, tt.from, tt.target); !strings.Contains(got, tt.want) || tt.want == "" && got != "" {
-			t.Errorf("%s in %s: %q, want %q", tt.target, tt.from, got, tt.want)
+		if got := dangling(os.DirFS(".."), all, "docs/x.md", target); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: %q, want %q", target, got, want)
 		}
 	}
 	page := pages.Parse("x.md", "A [b\nc](one.md), `[no](link)`, [d][e].\n\n[e]: two.md\n<img src=\"three.png\"> ![f](four.png \"g\") <https://five.io>\n\n```\n[no](link)\n```\n")
-	var links []string
+	links := map[string]int{}
 	for _, l := range page.Links {
-		links = append(links, fmt.Sprint(l.Line, " ", l.Target))
+		links[l.Target] = l.Line
 	}
-	want = []string{"2 one.md", "4 two.md", "5 three.png", "5 four.png", "5 https://five.io"}
-	slices.Sort(links)
-	slices.Sort(want)
-	check.Diff(t, "links", want, links)
-}
-
-// pageName matches the name of a page in prose, comments and messages.
-var pageName = regexp.MustCompile(`\b(?:docs|\.github|internal|e2e)/[\w-]+\.md\b`)
-
-// TestPages_Named: the pages that text and source name without a link exist.
-func TestPages_Named(t *testing.T) {
-	named := 0
-	err := fs.WalkDir(os.DirFS(".."), ".", func(name string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() && (name == ".git" || name == "bin" || name == "dist") {
-			return fs.SkipDir
-		}
-		if !d.Type().IsRegular() || !slices.Contains([]string{".md", ".go", ".sh", ".yaml", ".yml", ".mod", ".txt", ".tpl", ""}, path.Ext(name)) ||
-			name == "docs/changelog.md" || name == "internal/pages_test.go" {
-			return nil
-		}
-		text, err := os.ReadFile("../" + name)
-		for _, page := range pageName.FindAllString(string(text), -1) {
-			named++
-			if _, missing := os.Stat("../" + page); errors.Is(missing, fs.ErrNotExist) {
-				t.Errorf("%s names %s, which does not exist", name, page)
-			}
-		}
-		return err
-	})
-	check.OK(t, err)
-	if named < 20 {
-		t.Errorf("%d names of pages: the search misses them", named)
-	}
+	check.Diff(t, "links", map[string]int{"one.md": 2, "two.md": 4, "three.png": 5, "four.png": 5, "https://five.io": 5}, links)
 }
 
 // registry matches the host of an image registry, but no variable.

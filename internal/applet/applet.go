@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/applet/completion"
+	"github.com/meshcni/istio-cni/internal/applet/terminal"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
@@ -48,7 +49,12 @@ type Call struct {
 
 // Process returns this start of the program.
 func Process() Call {
-	return Call{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv} //nolint:forbidigo // the only place: roles get the environment from a Call
+	getenv := os.LookupEnv //nolint:forbidigo // the only place: roles get the environment from a Call
+	return Call{
+		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: getenv,
+		Terminal: func() int { return terminal.Columns(os.Stdout) },
+		Colours:  func() bool { return terminal.Colours(os.Stdout, getenv) },
+	}
 }
 
 // Columns is the width of the terminal that the standard output is, else 0.
@@ -188,7 +194,12 @@ func (p Program) names() (names []string) {
 func (p Program) complete(command string, c Call) int {
 	c.Args = c.Args[1:]
 	if command == completionRole {
-		return Completion(c, p.Name, false, completion.Help(p.Name, ""))
+		text, err := completion.Run(c.Args, p.Name, false, completion.Help(p.Name, ""))
+		if err != nil {
+			return c.Refuse(completionRole, err)
+		}
+		_, err = io.WriteString(c.Stdout, text)
+		return c.End(err)
 	}
 	var found []settings.Candidate
 	switch last := len(c.Args) - 1; last {
@@ -209,19 +220,6 @@ func (p Program) complete(command string, c Call) int {
 	}
 	return c.End(completion.Print(c.Stdout, found))
 }
-
-// Completion is the command that prints the completion of a program for a shell.
-func Completion(c Call, program string, ofKubectl bool, help string) int {
-	switch {
-	case len(c.Args) == 1 && slices.Contains([]string{"--help", "-h"}, c.Args[0]):
-		return c.End(check(io.WriteString(c.Stdout, help)))
-	case len(c.Args) == 1 && slices.Contains(completion.Shells(), c.Args[0]):
-		return c.End(check(io.WriteString(c.Stdout, completion.Script(c.Args[0], program, ofKubectl))))
-	}
-	return c.Refuse(completionRole, fmt.Errorf("want one shell of %s", strings.Join(completion.Shells(), ", ")))
-}
-
-func check(_ int, err error) error { return err }
 
 // End prints the error of a command, if any, and returns the exit code.
 func (c Call) End(err error) int {

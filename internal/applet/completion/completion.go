@@ -4,7 +4,7 @@
 // control character. The answer to the argument __complete has the form of kubectl's plugins: a candidate and its description in each
 // line, and a last line for the shell.
 //
-// Start at Script.
+// Start at Run.
 package completion
 
 import (
@@ -54,14 +54,20 @@ In ~/.config/fish/config.fish:  %[1]s completion fish | source
 // Shells are the known shells.
 func Shells() []string { return []string{"bash", "zsh", "fish"} }
 
-// Script returns the script for a shell, "" for an unknown one.
-func Script(shell, program string, ofKubectl bool) string {
-	pair := map[string][2]string{"bash": {bash, bashKubectl}, "zsh": {zsh, zshKubectl}, "fish": {fish, fishKubectl}}[shell]
-	text := pair[0]
-	if ofKubectl {
-		text += pair[1]
+// Run returns the output of the command completion: the script for the shell that its arguments name, or its help.
+func Run(args []string, program string, ofKubectl bool, help string) (text string, err error) {
+	pairs := map[string][2]string{"bash": {bash, bashKubectl}, "zsh": {zsh, zshKubectl}, "fish": {fish, fishKubectl}}
+	switch arg := strings.Join(args, " "); {
+	case arg == "--help" || arg == "-h":
+		return help, nil
+	case !slices.Contains(Shells(), arg):
+		return "", fmt.Errorf("want one shell of %s", strings.Join(Shells(), ", "))
+	case ofKubectl:
+		text = pairs[arg][0] + pairs[arg][1]
+	default:
+		text = pairs[arg][0]
 	}
-	return strings.NewReplacer("@program@", program, "@name@", strings.ReplaceAll(program, "-", "_")).Replace(text)
+	return strings.NewReplacer("@program@", program, "@name@", strings.ReplaceAll(program, "-", "_")).Replace(text), nil
 }
 
 // Print writes candidates.

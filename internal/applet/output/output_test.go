@@ -14,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/document"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/test/check"
 	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
@@ -119,24 +120,22 @@ func TestPods_Columns(t *testing.T) {
 
 func TestPods_LastLineCounts(t *testing.T) {
 	t.Parallel()
-	for want, test := range map[string]struct {
-		states   []audit.State
-		selected bool
-	}{
-		"3 of 5 mesh pods are not redirected as wanted": {
-			[]audit.State{audit.Bypassed, audit.NoListener, audit.IPv6Open, audit.Captured, audit.Captured, audit.Outside}, false,
-		},
-		"1 of 3 mesh pods is not redirected as wanted, 2 not inspected": {[]audit.State{audit.NotInspected, audit.Drifted, audit.NotInspected}, false},
-		"0 of 0 mesh pods are not redirected as wanted":                 {[]audit.State{audit.Outside}, false},
-		"2 of 2 listed mesh pods are not redirected as wanted":          {[]audit.State{audit.Drifted, audit.Drifted}, true},
+	for states, want := range map[string]string{
+		"bypassed no-listener ipv6-open captured captured outside": "3 of 5 mesh pods are not redirected as wanted",
+		"not-inspected drifted not-inspected":                      "1 of 3 mesh pods is not redirected as wanted, 2 not inspected",
+		"outside":                                                  "0 of 0 mesh pods are not redirected as wanted",
 	} {
 		var all []audit.Status
-		for _, s := range test.states {
-			all = append(all, audit.Status{Pod: "a", State: s})
+		for state := range strings.FieldsSeq(states) {
+			all = append(all, audit.Status{Pod: "a", State: audit.State(state)})
 		}
-		var b strings.Builder
-		if err := output.Pods(applet.Call{Stdout: &b}, all, test.selected); err != nil || !strings.HasSuffix(b.String(), "\n"+want+"\n") {
-			t.Errorf("want %q: %v\n%s", want, err, b.String())
+		for _, selected := range []bool{false, true} {
+			if selected {
+				want = strings.Replace(want, "mesh", "listed mesh", 1)
+			}
+			var b strings.Builder
+			check.OK(t, output.Pods(applet.Call{Stdout: &b}, all, selected))
+			check.Contains(t, b.String(), "\n"+want+"\n")
 		}
 	}
 }
@@ -154,7 +153,7 @@ func TestColumns_Terminal(t *testing.T) {
 			var b strings.Builder
 			check.OK(t, output.Pods(applet.Call{Stdout: &b, Terminal: func() int { return width }}, all, false))
 			for line := range strings.Lines(b.String()) {
-				if n := output.Width(strings.TrimSuffix(line, "\n")); width > 0 && n > width {
+				if n := printable.Width(strings.TrimSuffix(line, "\n")); width > 0 && n > width {
 					t.Errorf("%d of %d columns: %s", n, width, line)
 				}
 			}
@@ -208,18 +207,19 @@ func TestFold_Lines(t *testing.T) {
 	check.Equal(t, output.Fold(text, 24), "kernel 6\nnetlink   works\n          a problem with\n              averyv…ord\n", "folded")
 }
 
-// TestChecks_HintsFit: the address of each page fits a terminal. TestManual_Hints looks for the pages.
-func TestChecks_HintsFit(t *testing.T) {
+// TestChecks_Fit: no line is longer than a terminal is wide, also the address of each page. TestPages_References looks for the pages.
+func TestChecks_Fit(t *testing.T) {
 	t.Parallel()
 	hints := 0
 	for _, g := range output.Groups() {
 		for name := range g.Hints {
 			hints++
 			var b strings.Builder
-			check.OK(t, output.Checks(applet.Call{Stdout: &b, Terminal: func() int { return 80 }}, []document.Check{{Name: name, Result: document.Fail}}))
+			failed := document.Check{Name: name, Result: document.Fail, Text: strings.Repeat("n", 200) + strings.Repeat(" word", 50), Remedy: strings.Repeat("do ", 50)}
+			check.OK(t, output.Checks(applet.Call{Stdout: &b, Terminal: func() int { return 80 }}, []document.Check{failed}))
 			for line := range strings.Lines(b.String()) {
-				if len(line) > 81 {
-					t.Errorf("%d columns: %s", len(line)-1, line)
+				if n := printable.Width(strings.TrimSuffix(line, "\n")); n > 80 {
+					t.Errorf("%d columns: %s", n, line)
 				}
 			}
 		}

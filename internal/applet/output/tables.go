@@ -81,17 +81,14 @@ func count(all []audit.Status, selected bool) string {
 	return fmt.Sprintf("%d of %d %s %s not redirected as wanted%s", faulty, mesh, kind, verb, more)
 }
 
-// Columns formats rows of printable cells. It cuts the widest cells until the rows fit a number of columns, 0 for no limit.
+// Columns formats rows of printable cells, at least one. It cuts the widest cells until the rows fit a number of columns, 0 for no limit.
 func Columns(rows [][]string, columns int) string {
 	const gap, least = 2, 4
-	if len(rows) == 0 {
-		return ""
-	}
 	widths := make([]int, len(rows[0]))
 	room := columns - gap*(len(widths)-1)
 	for _, cells := range rows {
 		for i, cell := range cells {
-			widths[i] = max(widths[i], Width(cell))
+			widths[i] = max(widths[i], printable.Width(cell))
 		}
 	}
 	for _, width := range widths {
@@ -108,8 +105,8 @@ func Columns(rows [][]string, columns int) string {
 	var b strings.Builder
 	for _, cells := range rows {
 		for i, cell := range cells {
-			if cell = Cut(cell, widths[i]); i < len(cells)-1 {
-				cell += strings.Repeat(" ", widths[i]-Width(cell)+gap)
+			if cell = printable.Cut(cell, widths[i]); i < len(cells)-1 {
+				cell += strings.Repeat(" ", widths[i]-printable.Width(cell)+gap)
 			}
 			b.WriteString(cell)
 		}
@@ -233,9 +230,9 @@ func checkText(k document.Check, hint string, columns int) string {
 	const indent = 2
 	sign := cmp.Or(map[document.Result]string{document.OK: "✓", document.Warn: "!", document.Fail: "✗"}[k.Result], "?")
 	blank := strings.Repeat(" ", indent)
-	lines := Wrap(sign+" ", indent, CutWords(k.Name+": "+k.Text, columns-indent), columns)
+	lines := printable.Wrap(sign+" ", indent, printable.CutWords(k.Name+": "+k.Text, columns-indent), columns)
 	if k.Result != document.OK && k.Remedy != "" {
-		lines = append(lines, Wrap(blank, indent, k.Remedy, columns)...)
+		lines = append(lines, printable.Wrap(blank, indent, k.Remedy, columns)...)
 	}
 	if k.Result != document.OK && hint != "" {
 		lines = append(lines, blank+docs+hint)

@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"testing"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -64,32 +64,12 @@ shop/a  gone     -      -        -        has ended
 	check.Equal(t, w.Run(t.Context()), down, "a watch that cannot begin")
 }
 
-// TestWatch_OnlyGone: rows without a head can be none, when rows have gone and no row is new.
+// TestWatch_OnlyGone: there can be no new row when rows have gone.
 func TestWatch_OnlyGone(t *testing.T) {
 	t.Parallel()
-	answers := [][]string{{"a"}, nil, {"b"}}
-	ctx, end := context.WithCancel(t.Context())
-	printed := ""
-	w := output.Watch[string]{
-		Every: time.Millisecond, Err: io.Discard, Key: func(s string) (id, text string) { return s, "" },
-		Request: func(context.Context) ([]string, func(string) bool, error) {
-			next := answers[0]
-			if answers = answers[1:]; len(answers) == 0 {
-				end()
-			}
-			return next, nil, nil
-		},
-		Print: func(rows, _ []string) error {
-			var cells [][]string
-			for _, r := range rows {
-				cells = append(cells, []string{r})
-			}
-			printed += output.Columns(cells, 80)
-			return nil
-		},
-	}
-	check.OK(t, w.Run(ctx))
-	check.Equal(t, printed, "a\n")
+	var out bytes.Buffer
+	check.OK(t, output.WatchDecisions(applet.Call{Stdout: &out}, time.Millisecond).Print(nil, []document.Decision{{Pod: "a"}}))
+	check.Equal(t, out.String(), "")
 }
 
 // TestWatch_ByState: a pod that has recovered is not said to have ended.

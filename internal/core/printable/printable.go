@@ -1,4 +1,4 @@
-// Package printable makes untrusted text safe to show on a terminal, in a log, in an event or as a label.
+// Package printable makes untrusted text safe to show on a terminal, in a log, in an event or as a label, and fits text into columns.
 //
 // It promises that its output has no control characters (C0, C1, DEL), no format characters (bidirectional controls,
 // zero-width characters, tags), no combining or otherwise invisible characters and no invalid UTF-8. It writes each as
@@ -7,7 +7,7 @@
 //
 // It never interprets the text.
 //
-// Start at Text for a value, at NewWriter for a program's output.
+// Start at Text for a value, at NewWriter for a program's output, at Wrap for columns.
 package printable
 
 import (

@@ -57,11 +57,7 @@ func TestObject_Secrets(t *testing.T) {
 		if err != nil || !json.Valid(got) || strings.Contains(text, planted) || strings.Contains(text, "managedFields") || strings.Contains(text, "last-applied") {
 			t.Errorf("%s: %v: %s", name, err, text)
 		}
-		for _, want := range test.shown {
-			if !strings.Contains(text, want) {
-				t.Errorf("%s lacks %s: %s", name, want, text)
-			}
-		}
+		check.Contains(t, text, test.shown...)
 	}
 }
 

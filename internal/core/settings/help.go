@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // Group is a section of the help.
@@ -44,26 +46,12 @@ func (s Setting) describe(w io.Writer) {
 		names = append(names, "$"+variable)
 	}
 	_, _ = fmt.Fprintf(w, "   %s\n", strings.Join(names, ", "))
-	use := s.Use
+	use := strings.Join(strings.Fields(s.Use), " ")
 	if shown := cmp.Or(s.Shown, s.Default); shown != "" {
 		use += " (default: " + shown + ")"
 	}
-	for _, line := range wrapped(use) {
-		_, _ = fmt.Fprintf(w, "      %s\n", line)
+	const indent, columns = 6, 106
+	for _, line := range printable.Wrap(strings.Repeat(" ", indent), indent, use, columns) {
+		_, _ = fmt.Fprintln(w, line)
 	}
-}
-
-// wrapped breaks a text at blanks into lines.
-func wrapped(text string) []string {
-	const columns = 100
-	var lines []string
-	line := ""
-	for word := range strings.FieldsSeq(text) {
-		if line != "" && len(line)+1+len(word) > columns {
-			lines = append(lines, line)
-			line = ""
-		}
-		line = strings.TrimSpace(line + " " + word)
-	}
-	return append(lines, line)
 }

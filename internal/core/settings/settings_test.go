@@ -2,7 +2,6 @@ package settings_test
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"strconv"
 	"strings"
@@ -76,6 +75,7 @@ func TestParse_Arguments(t *testing.T) {
 			"a", true,
 			[]string{undefined + "bad", `stray argument "stray"`, undefined + "worse", "flag --name needs a value"},
 		},
+		{"a near flag", []string{"--namee=x", "-frozne"}, "", false, []string{undefined + `namee: did you mean "--name"?`, undefined + `frozne: did you mean "--frozen"?`}},
 		{ // the text of a mistake has no effect on later arguments
 			"a mistake that names another argument",
 			[]string{"--bad=--name", "--name=a", "--bad", "name", "--name=b"},
@@ -179,25 +179,14 @@ func TestParse_AllProblems(t *testing.T) {
 
 func TestParse_Secrets(t *testing.T) {
 	t.Parallel()
-	var text string
-	rows := []settings.Setting{{
-		Name: "s", Arg: "S", Env: []string{}, Secret: true,
-		Value: settings.Checked(&text, func(s string) error {
-			if s == "hunter2" {
-				return errors.New("no")
-			}
-			return nil
-		}),
-	}}
+	var port uint16
+	rows := []settings.Setting{{Name: "s", Arg: "S", Env: []string{}, Secret: true, Value: settings.Port(&port, 1)}}
 	in, _ := settings.Parse(rows, []string{"--s=hunter2"}, nil)
-	if _, err := in.Read(rows); err == nil || err.Error() != "flag -s: value of 7 bytes: no" {
-		t.Errorf("error %v", err)
-	}
-	in, _ = settings.Parse(rows, []string{"-s=hunter3"}, nil)
+	check.Fails(t, check.Err(in.Read(rows)), "flag -s: value of 7 bytes: want a decimal port")
+	in, _ = settings.Parse(rows, []string{"-s=4711"}, nil)
 	origins, err := in.Read(rows)
-	if lines := settings.Lines(rows, origins); err != nil || lines[0].String() != `-s = "(7 bytes, not shown)" (flag -s)` {
-		t.Errorf("%v, error %v", lines, err)
-	}
+	check.OK(t, err)
+	check.Equal(t, settings.Lines(rows, origins)[0].String(), `-s = "(4 bytes, not shown)" (flag -s)`)
 }
 
 func TestLayer_FrozenKeys(t *testing.T) {
@@ -280,8 +269,9 @@ func TestSetting_Values(t *testing.T) {
 			"want at least one item",
 		},
 		{"list of paths", settings.List(new([]string), ",", 0, settings.AbsolutePath), map[string]string{"/a/,/b": "/a,/b", "": ""}, []string{"a,/b"}, `item "a": want an absolute path`},
-		{"file name", settings.Text(new(string), settings.FileName), map[string]string{"x.conf": "x.conf"}, []string{"a/b", "..", ".", " a", "", "a\x00"}, "want the name of a file"},
+		{"file name", settings.Checked(new(string), func(s string) error { return check.Err(settings.FileName(s)) }), map[string]string{"x.conf": "x.conf"}, []string{"a/b", "..", ".", " a", "", "a\x00"}, "want the name of a file"},
 		{"path", settings.Text(new(string), settings.Optional(settings.AbsolutePath)), map[string]string{"/a/../b/": "/b", "": ""}, []string{"etc/cni", "./x", "/a\x00"}, "want an absolute path"},
+		{"choice", settings.Choice(new(string), "", "ambient"), map[string]string{"ambient": "ambient", "": ""}, []string{"x"}, "want one of ambient"},
 		{"duration", settings.Duration(new(time.Duration), time.Second, time.Hour), map[string]string{"1s": "1s", "1h": "1h0m0s"}, []string{"999ms", "3", "1h1s", "-2m"}, "want a duration "},
 	} {
 		for text, want := range tc.good {
@@ -310,11 +300,6 @@ func TestSuggestion_Near(t *testing.T) {
 		}
 		check.Equal(t, settings.Suggestion(name, known), want, name)
 	}
-	var c config
-	in, err := settings.Parse(c.rows(), []string{"--namee=x", "-frozne", "ice", "--zzz"}, environment())
-	check.OK(t, err)
-	_, err = in.Read(c.rows())
-	check.Equal(t, fmt.Sprint(err), "unknown flag --namee: did you mean \"--name\"?\nunknown flag --frozne: did you mean \"--frozen\"?\nstray argument \"ice\"\nunknown flag --zzz")
 }
 
 func TestComplete_Words(t *testing.T) {
@@ -335,14 +320,4 @@ func TestComplete_Words(t *testing.T) {
 		}
 		check.Equal(t, strings.Join(got, " "), want, args)
 	}
-}
-
-// TestChoice_EmptyWord: the error names only words that can be written.
-func TestChoice_EmptyWord(t *testing.T) {
-	t.Parallel()
-	rows := []settings.Setting{{Name: "for", FlagOnly: true, Value: settings.Choice(new(string), "", "ambient")}}
-	in, err := settings.Parse(rows, []string{"--for=x"}, environment())
-	check.OK(t, err)
-	_, err = in.Read(rows)
-	check.Equal(t, fmt.Sprint(err), `flag --for: value "x": want one of ambient`)
 }

@@ -1,14 +1,11 @@
 package bundle
 
 import (
-	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -21,10 +18,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
-	"github.com/meshcni/istio-cni/internal/core/archive"
+	"github.com/meshcni/istio-cni/internal/core/archive/archivetest"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
@@ -40,38 +36,9 @@ func run(t *testing.T, args ...string) (code int, files map[string]string, stder
 	var out, errs bytes.Buffer
 	code = Run(applet.Call{Args: args, Stdout: &out, Stderr: &errs, Getenv: func(string) (string, bool) { return "", false }})
 	if out.Len() > 0 {
-		files = unpack(t, &out)
+		files, _ = archivetest.Unpack(t, &out)
 	}
 	return code, files, errs.String()
-}
-
-// unpack returns the files by their names without the directory, which is the same for all.
-func unpack(t *testing.T, from io.Reader) map[string]string {
-	t.Helper()
-	plain, err := gzip.NewReader(from)
-	check.OK(t, err)
-	files := map[string]string{}
-	dir := ""
-	for in := tar.NewReader(plain); ; {
-		header, err := in.Next()
-		if errors.Is(err, io.EOF) {
-			return files
-		}
-		check.OK(t, err)
-		text, err := io.ReadAll(in)
-		first, name, _ := strings.Cut(header.Name, "/")
-		if dir == "" {
-			dir = first
-		}
-		if _, twice := files[name]; err != nil || twice || first != dir || !strings.HasPrefix(dir, "istio-cni-bundle-") ||
-			!filepath.IsLocal(header.Name) || strings.Count(name, "/") > 1 || strings.ContainsAny(name, "\x1b\\ ") || header.Typeflag != tar.TypeReg {
-			t.Errorf("entry %+v: %v", header, err)
-		}
-		if bad := bytes.IndexFunc(text, func(r rune) bool { return !printable.Is(r) && r != '\n' && r != '\t' }); bad >= 0 {
-			t.Errorf("%s has %q", name, text[bad])
-		}
-		files[name] = string(text)
-	}
 }
 
 const planted = "pl4nted-0123456789"
@@ -92,10 +59,7 @@ func TestBundle_OfANode(t *testing.T) {
 	check.OK(t, check.Err(n.Add(mesh)))
 	annotations := map[string]string{
 		"sidecar.istio.io/status": `{"revision":"default","volumes":["` + secretPart + `"]}`, "traffic.sidecar.istio.io/excludeOutboundPorts": "5432",
-		"example.com/private": planted,
-	}
-	for name, secret := range usual() {
-		annotations["example.com/"+archive.FileName(name)] = secret
+		"example.com/private": planted, "example.com/note": "PSK " + secretPart,
 	}
 	annotated, _ := json.Marshal(annotations)
 	n.API.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"apps","name":"mesh","uid":%q,"annotations":%s},"spec":{"nodeName":%q,
@@ -226,23 +190,10 @@ func TestBundle_ManyPods(t *testing.T) {
 	answers["/v1/audit"] = string(text)
 	var out bytes.Buffer
 	check.OK(t, check.Err(write(t.Context(), &out, config{Bundle: command.Bundle{Socket: fake(t, answers), NetDir: t.TempDir()}})))
-	plain, err := gzip.NewReader(&out)
-	check.OK(t, err)
-	found := 0
-	for in := tar.NewReader(plain); ; {
-		header, err := in.Next()
-		if err != nil {
-			break
-		}
-		isPod := strings.Contains(header.Name, "/pods/")
-		if isPod {
-			found++
-		}
-		if !isPod && found > 0 && !strings.HasSuffix(header.Name, "/missing.txt") {
-			t.Errorf("%s is behind %d pods", header.Name, found)
-		}
-	}
-	check.Equal(t, found, pods, "pods")
+	_, names := archivetest.Unpack(t, &out)
+	names = slices.DeleteFunc(names, func(name string) bool { return name == "missing.txt" })
+	first := slices.IndexFunc(names, func(name string) bool { return strings.HasPrefix(name, "pods/") })
+	check.Equal(t, len(names)-first, pods, "files from the first pod on")
 }
 
 func TestBundle_NoAgent(t *testing.T) {
@@ -272,7 +223,7 @@ func TestBundle_AgentHangs(t *testing.T) {
 	defer cancel()
 	var out bytes.Buffer
 	answered, err := write(ctx, &out, config{Bundle: command.Bundle{Socket: socket, NetDir: t.TempDir()}})
-	if files := unpack(t, &out); answered == nil || err != nil || files["README.txt"] == "" || !strings.Contains(files["missing.txt"], "agent.json") {
+	if files, _ := archivetest.Unpack(t, &out); answered == nil || err != nil || files["README.txt"] == "" || !strings.Contains(files["missing.txt"], "agent.json") {
 		t.Errorf("%v, %v, %q", answered, err, files)
 	}
 }
@@ -313,78 +264,36 @@ type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, errors.New("full") } //nolint:err113 // for the test
 
-// secretPart is in each of the secrets below.
+// secretPart is in what other programs wrote.
 const secretPart = "pl4nted0123456789abcdefABCDEF0123"
 
-// usual are the usual forms of secrets in a text, by name.
-func usual() map[string]string {
-	return map[string]string{
-		"GitHub": "ghp_" + secretPart, "GitLab": "glpat-" + secretPart, "Slack": "xoxb-" + secretPart, "Slack hook": "https://hooks.slack.com/services/T0/B0/" + secretPart,
-		"Google": "AIza" + secretPart, "Stripe": "sk_live_" + secretPart, "Vault": "hvs." + secretPart, "npm": "npm_" + secretPart, "OpenAI": "sk-" + secretPart,
-		"AWS": "AKIA" + secretPart, "Azure": "AccountName=a;AccountKey=" + secretPart + "==;EndpointSuffix=x", "token flag": "run --token " + secretPart,
-		"password flag": "run --password " + secretPart, "netrc": "machine h login u password " + secretPart, "PSK": `: PSK "` + secretPart + `"`,
-		"sha512crypt": "root:$6$salt$" + secretPart, "bcrypt": "u:$2y$05$" + secretPart, "apr1": "u:$apr1$salt$" + secretPart, "kubeadm": "abcdef.0" + secretPart,
-		"pass": "pass: " + secretPart, "YAML below": "password:\n  " + secretPart, "YAML block": "password: |\n  " + secretPart, "prose": "the token is " + secretPart,
-		"SNMP": "snmp-server community " + secretPart + " RO", "OAuth": "http://localhost/cb?code=" + secretPart, "bearer": "Authorization: Bearer " + secretPart,
-		"JWT": "eyJhbGciOiJSUzI1NiJ9.eyJ" + secretPart + ".s", "PEM": "-----BEGIN EC PRIVATE KEY-----\n" + secretPart + "\n-----END EC PRIVATE KEY-----",
-	}
-}
-
-// members are secrets in JSON members with telling names.
-var members = []string{
-	`"args": ["--token", "` + secretPart + `"]`, `"etcd_key": "` + secretPart + `"`, `"etcdKey": "` + secretPart + `"`, `"ipsecKey": "` + secretPart + `"`,
-	`"encryption.key": "` + secretPart + `"`, `"pass": "` + secretPart + `"`, `"communityString": "` + secretPart + `"`, `"headers": ["Authorization", "` + secretPart + `"]`,
-	`"options": ["--password", "` + secretPart + `"]`, `"secretRef": {"id": "` + secretPart + `"}`, `"auth": {"ipam": {"name": "` + secretPart + `"}}`,
-	`"token": {"value": "` + secretPart + `"}`, `"env": [{"name": "DB_PASSWORD", "value": "` + secretPart + `"}]`, `"a": {"credentials": {"b": {"c": "` + secretPart + `"}}}`,
-	`"` + secretPart + `": 1`, `"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"example.com/private": "` + secretPart + `"}}`,
-}
-
-// TestSecrets_OfOtherPrograms: the bundle has no usual form of a secret that another program wrote, whether the file is valid or not.
+// TestSecrets_OfOtherPrograms: whatever another program wrote, and whether its file is valid or not, only the values of known keys are shown.
 func TestSecrets_OfOtherPrograms(t *testing.T) {
-	const list = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "bridge": "cni0", %s}]}`
-	valid, broken, raw := map[string]string{}, map[string]string{}, map[string]string{}
-	log := `{"time":"2026-05-04T03:02:01.000001Z","level":"info","msg":"pod captured"}` + "\n"
-	add := func(name, members string) {
-		valid[name+".conflist"] = fmt.Sprintf(list, members)
-		broken[name+".conflist"] = strings.TrimSuffix(valid[name+".conflist"], "]}")
-		log += "{" + members + "}\n"
+	const members = `"args": ["--token", "` + secretPart + `"], "auth": {"ipam": {"name": "` + secretPart + `"}}, "headers": ["Authorization", "` + secretPart + `"],
+		"` + secretPart + `": 1, "text": "{\"a\": \"` + secretPart + `\"}", "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"example.com/a": "` + secretPart + `"}}`
+	const valid = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "bridge": "cni0", ` + members + `}]}`
+	const log = `{"time":"2026-05-04T03:02:01.000001Z","level":"info","msg":"pod captured"}` + "\n" + members + "\n{" + members + "}\n"
+	dir, netDir := agenttest.SocketDir(t), t.TempDir()
+	put(t, filepath.Join(dir, pluginsFile), log)
+	for name, text := range map[string]string{
+		"a.conflist": valid, "b.conflist": strings.TrimSuffix(valid, "]}"), "c.conf": "password: |\n  " + secretPart, pluginsFile: log, "other.log": log,
+	} {
+		put(t, filepath.Join(netDir, name), text)
 	}
-	for name, secret := range usual() {
-		text, _ := json.Marshal(secret)
-		words, _ := json.Marshal(strings.Fields(secret))
-		add(archive.FileName(name), fmt.Sprintf(`"note": %s, "list": [%s], "words": %s, "text": %q, %s: 1`, text, text, words, `{"a": `+string(text)+`}`, text))
-		raw[archive.FileName(name)+".conf"] = secret
-		log += secret + "\n"
+	_, files, _ := run(t, "--socket="+dir+"/pods.sock", "--net-dir="+netDir)
+	var confs []string
+	for name, text := range files {
+		if strings.Contains(name+text, secretPart) {
+			t.Errorf("a secret is in %s", name)
+		}
+		if strings.HasPrefix(name, "cni/") {
+			confs = append(confs, name)
+		}
 	}
-	for i, m := range members {
-		add(fmt.Sprint(i), m)
-	}
-	for kind, net := range map[string]map[string]string{"valid": valid, "broken": broken, "raw": raw} {
-		t.Run(kind, func(t *testing.T) {
-			dir, netDir := agenttest.SocketDir(t), t.TempDir()
-			net[pluginsFile], net["other.log"] = log, log
-			for name, text := range net {
-				put(t, filepath.Join(netDir, name), text)
-			}
-			put(t, filepath.Join(dir, pluginsFile), log)
-			_, files, _ := run(t, "--socket="+dir+"/pods.sock", "--net-dir="+netDir)
-			for _, name := range slices.Sorted(maps.Keys(files)) {
-				if strings.Contains(name+files[name], secretPart) {
-					t.Errorf("a secret is in %s", name)
-				}
-			}
-			check.Contains(t, files["plugin.log"], "pod captured")
-			for name := range net {
-				conf := cniconf.Candidate(name)
-				check.Equal(t, strings.Contains(files["cni/"+name], `"bridge": "cni0"`), conf && kind == "valid", name, "is shown")
-				_, left, _ := strings.Cut(files["missing.txt"], "cni/"+name+": left out, ")
-				left, _, _ = strings.Cut(left, "\n")
-				if said := strings.Contains(left, " bytes: not valid JSON: an error at byte "); said != (conf && kind != "valid") {
-					t.Errorf("%s: missing.txt has %q", name, left)
-				}
-			}
-		})
-	}
+	check.Diff(t, "configurations", []string{"cni/a.conflist"}, confs)
+	check.Contains(t, files["cni/a.conflist"], `"bridge": "cni0"`)
+	check.Contains(t, files["plugin.log"], "pod captured", "left out: 4 lines")
+	check.Contains(t, files["missing.txt"], "cni/b.conflist: left out, ", "cni/c.conf: left out, ", " bytes: not valid JSON: an error at byte ")
 }
 
 func put(t *testing.T, file, text string) {

@@ -70,7 +70,7 @@ func Run(c applet.Call) int {
 	return c.End(err)
 }
 
-// query returns the request's parameters for the flags.
+// query asks the agent for its decisions, and returns those that the flags select.
 func query(ctx context.Context, cfg config, head document.Head) (list document.DecisionList, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

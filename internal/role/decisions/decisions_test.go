@@ -17,7 +17,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -45,9 +44,14 @@ func serve(t *testing.T, reports ...agentapi.Report) string {
 
 func run(t *testing.T, socket string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
+	return on(0, socket, args...)
+}
+
+// on runs the command on a terminal with a number of columns, 0 without a terminal.
+func on(columns int, socket string, args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	code = decisions.Run(applet.Call{
-		Args: append([]string{"--socket=" + socket}, args...), Stdout: &out, Stderr: &errs,
+		Args: append([]string{"--socket=" + socket}, args...), Stdout: &out, Stderr: &errs, Terminal: func() int { return columns },
 		Getenv: func(string) (string, bool) { return "", false },
 	})
 	return code, out.String(), errs.String()
@@ -77,6 +81,12 @@ func TestDecisions_RefusedPods(t *testing.T) {
 		!strings.Contains(row, `  "<\\u001b[2J\\u009b2J\\u007f\\u202e\\u200b\\u000d\\n2026-11-22T00:00:00Z  shop/forged  true  captured\\tx\"\\<<`) ||
 		!strings.HasSuffix(row, `bytes more)"`) {
 		t.Errorf("%s", row)
+	}
+	_, stdout, _ = on(80, socket)
+	for line := range strings.Lines(stdout) {
+		if n := printable.Width(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
 	}
 	code, stdout, _ = run(t, socket, "--json")
 	var all document.DecisionList
@@ -132,13 +142,14 @@ func TestDecisions_Filters(t *testing.T) {
 
 func TestDecisions_NoneListed(t *testing.T) {
 	socket := serve(t, agentapi.Report{Time: time.Now().Add(-time.Hour), Namespace: "a", Pod: "old"})
+	const nobody = "error: the agent of this node holds no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"
 	for _, test := range []struct {
 		args           []string
 		code           int
 		stdout, stderr string
 	}{
-		{[]string{"--pod=nobody"}, applet.ExitError, "", "error: the agent of this node holds no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"},
-		{[]string{"--pod=nobody", "--json"}, applet.ExitError, "\"items\": []\n}\n", "error: the agent of this node holds no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"},
+		{[]string{"--pod=nobody"}, applet.ExitError, "", nobody},
+		{[]string{"--pod=nobody", "--json"}, applet.ExitError, "\"items\": []\n}\n", nobody},
 		{[]string{"--since=1m"}, applet.ExitOK, "", "the agent of this node holds no such decision\n"},
 		{[]string{"--since=1m", "--json"}, applet.ExitOK, "\"items\": []\n}\n", ""},
 	} {
@@ -146,30 +157,7 @@ func TestDecisions_NoneListed(t *testing.T) {
 			t.Errorf("%q: exit code %d, stdout %q, stderr %q", test.args, code, stdout, stderr)
 		}
 	}
-}
-
-func TestDecisions_NoAgent(t *testing.T) {
-	code, _, stderr := run(t, filepath.Join(t.TempDir(), "none"))
-	if code != applet.ExitError || !strings.Contains(stderr, "is the node agent running") {
-		t.Errorf("exit code %d, %s", code, stderr)
-	}
-}
-
-// TestDecisions_Terminal: the table fits, and has no columns for developers.
-func TestDecisions_Terminal(t *testing.T) {
-	socket := serve(t, agentapi.Report{
-		Time: time.Now(), Namespace: "shop", Pod: strings.Repeat("web-", 40), Reason: "excluded-namespace", Source: agentapi.SourceAnnotations, Detail: hostile,
-	})
-	var out bytes.Buffer
-	decisions.Run(applet.Call{
-		Args: []string{"--socket=" + socket}, Stdout: &out, Terminal: func() int { return 80 }, Getenv: func(string) (string, bool) { return "", false },
-	})
-	if !strings.HasPrefix(out.String(), "AGE  POD ") || strings.Contains(out.String(), "PROCESSES") {
-		t.Error(out.String())
-	}
-	for line := range strings.Lines(out.String()) {
-		if n := output.Width(strings.TrimSuffix(line, "\n")); n > 80 {
-			t.Errorf("%d columns: %s", n, line)
-		}
+	if code, _, stderr := run(t, filepath.Join(t.TempDir(), "none")); code != applet.ExitError || !strings.Contains(stderr, "is the node agent running") {
+		t.Errorf("no agent: exit code %d, %s", code, stderr)
 	}
 }

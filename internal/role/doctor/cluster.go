@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
@@ -96,54 +97,36 @@ func token(ctx context.Context, v *view) document.Check {
 }
 
 // wanted are the rights that the agent and the plugin need, as in e2e/rights/agent.yaml. namespace is the agent's.
-func (f *features) wanted(namespace string) []kube.Right {
-	var all []kube.Right
-	add := func(r kube.Right, verbs ...string) {
-		for _, r.Verb = range verbs {
-			if !slices.Contains(all, r) {
-				all = append(all, r)
+func (f *features) wanted(namespace string) (all []kube.Right) {
+	audits, enrols := f.audit.Interval > 0, f.ambient && !f.observe
+	deletes := f.repairEnabled && f.repair.Switches.Delete
+	labels := f.repairEnabled && f.repair.Switches.Label && !f.repair.Switches.Delete
+	pods, status := kube.Right{Resource: "pods"}, kube.Right{Resource: "pods", Subresource: "status"}
+	for _, row := range []struct {
+		needed bool
+		right  kube.Right
+		verbs  string
+	}{
+		{!f.observe, pods, "get"},
+		{!f.observe, kube.Right{Resource: "nodes"}, "get"},
+		{!f.observe, kube.Right{Group: "apps", Resource: "daemonsets", Namespace: namespace, Name: f.daemon}, "get"},
+		{true, pods, "list watch"},
+		{f.ambient, kube.Right{Resource: "namespaces"}, "list watch"},
+		{enrols, kube.Right{Resource: "namespaces"}, "get"},
+		{f.repairEnabled || audits, kube.Right{Resource: "events"}, "create patch"},
+		{deletes && f.repair.Evict, kube.Right{Resource: "pods", Subresource: "eviction"}, "create"},
+		{deletes && !f.repair.Evict, pods, "delete"},
+		{enrols || labels || audits && f.audit.PodCondition, status, "patch"},
+		{f.configMap != "", kube.Right{Resource: "configmaps", Namespace: namespace, Name: f.configMap}, "list watch"},
+		{true, kube.Right{Resource: "events", Namespace: "default"}, "create patch"},
+	} {
+		for verb := range strings.FieldsSeq(row.verbs) {
+			if row.right.Verb = verb; row.needed {
+				all = append(all, row.right)
 			}
 		}
 	}
-	if !f.observe {
-		add(kube.Right{Resource: "pods"}, "get")
-		add(kube.Right{Resource: "nodes"}, "get")
-		add(kube.Right{Group: "apps", Resource: "daemonsets", Namespace: namespace, Name: f.daemon}, "get")
-	}
-	add(kube.Right{Resource: "pods"}, "list", "watch")
-	f.ofAmbient(add)
-	audits := f.audit.Interval > 0
-	if f.repairEnabled || audits {
-		add(kube.Right{Resource: "events"}, "create", "patch")
-	}
-	ways := f.repair.Switches
-	switch {
-	case !f.repairEnabled:
-	case ways.Delete && f.repair.Evict:
-		add(kube.Right{Resource: "pods", Subresource: "eviction"}, "create")
-	case ways.Delete:
-		add(kube.Right{Resource: "pods"}, "delete")
-	case ways.Label:
-		add(kube.Right{Resource: "pods", Subresource: "status"}, "patch")
-	}
-	if audits && f.audit.PodCondition {
-		add(kube.Right{Resource: "pods", Subresource: "status"}, "patch")
-	}
-	if f.configMap != "" {
-		add(kube.Right{Resource: "configmaps", Namespace: namespace, Name: f.configMap}, "list", "watch")
-	}
-	add(kube.Right{Resource: "events", Namespace: "default"}, "create", "patch")
 	return all
-}
-
-func (f *features) ofAmbient(add func(r kube.Right, verbs ...string)) {
-	if f.ambient {
-		add(kube.Right{Resource: "namespaces"}, "list", "watch")
-	}
-	if f.ambient && !f.observe {
-		add(kube.Right{Resource: "namespaces"}, "get")
-		add(kube.Right{Resource: "pods", Subresource: "status"}, "patch")
-	}
 }
 
 // rights asks the API server whether the agent's identity has the rights of the enabled features.

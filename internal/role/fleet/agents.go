@@ -6,9 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
@@ -32,72 +33,42 @@ func (a agent) name() string {
 // key returns NAMESPACE/NAME of the pod.
 func (a agent) key() string { return a.namespace + "/" + a.pod }
 
-// reference names an owner.
-type reference struct {
-	UID        string
-	Controller bool
-}
-
-// object has the fields of a pod or a DaemonSet that the plugin reads.
+// object has the fields of a pod or a workload that the plugin reads.
 type object struct {
-	Metadata struct {
-		Namespace, Name, UID, DeletionTimestamp string
-		Labels                                  map[string]string
-		OwnerReferences                         []reference
-	}
+	metav1.ObjectMeta `json:"metadata"`
+
 	Spec struct {
 		NodeName string
-		Selector labelSelector // of a workload
+		Selector *metav1.LabelSelector // of a workload
 	}
 	Status struct{ Phase string }
 }
 
-// controlledBy reports whether the object's controller has one of the UIDs.
-func (o *object) controlledBy(uids []string) bool {
-	return slices.ContainsFunc(o.Metadata.OwnerReferences, func(r reference) bool { return r.Controller && slices.Contains(uids, r.UID) })
-}
+// key returns NAMESPACE/NAME.
+func (o *object) key() string { return o.Namespace + "/" + o.Name }
 
 // agent returns the agent of a pod.
 func (o *object) agent() agent {
-	a := agent{namespace: o.Metadata.Namespace, pod: o.Metadata.Name, node: o.Spec.NodeName}
+	a := agent{namespace: o.Namespace, pod: o.Name, node: o.Spec.NodeName}
 	switch {
 	case o.Status.Phase != "Running":
 		a.problem = "the agent's pod is " + cmp.Or(o.Status.Phase, "in no phase")
-	case o.Metadata.DeletionTimestamp != "":
+	case o.DeletionTimestamp != nil:
 		a.problem = "the agent's pod is terminating"
 	}
 	return a
 }
 
-// labelSelector is the selector of a workload.
-type labelSelector struct {
-	MatchLabels      map[string]string
-	MatchExpressions []struct {
-		Key, Operator string
-		Values        []string
+// selector returns the selector of a workload's pods in kubectl's form.
+func (o *object) selector() (string, error) {
+	selector, err := metav1.LabelSelectorAsSelector(o.Spec.Selector)
+	if err != nil {
+		return "", err
 	}
-}
-
-// text returns the selector in kubectl's form.
-func (s labelSelector) text() (string, error) {
-	var terms []string
-	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
-		terms = append(terms, key+"="+s.MatchLabels[key])
+	if selector.String() == "" {
+		err = errors.New("its selector is empty")
 	}
-	for _, e := range s.MatchExpressions {
-		switch e.Operator {
-		case "Exists":
-			terms = append(terms, e.Key)
-		case "DoesNotExist":
-			terms = append(terms, "!"+e.Key)
-		default:
-			terms = append(terms, fmt.Sprintf("%s %s (%s)", e.Key, strings.ToLower(e.Operator), strings.Join(e.Values, ",")))
-		}
-	}
-	if terms == nil {
-		return "", errors.New("its selector is empty")
-	}
-	return strings.Join(terms, ","), nil
+	return selector.String(), err
 }
 
 // query returns objects of the API server. kubectl prints a list, the object itself if one was named, or nothing.
@@ -123,9 +94,9 @@ func query[T any](ctx context.Context, f *fleet, args ...string) ([]T, error) {
 // observer is the label of observers, which answer in place of another plugin's agents in their namespace.
 const observer = "istio-cni-observer"
 
-// where returns the namespace of the node agents and the UIDs of their DaemonSets in it. A label proves little about a pod or a DaemonSet:
+// where returns the namespace of the node agents and their DaemonSets in it. A label proves little about a pod or a DaemonSet:
 // everyone who may create one in some namespace chooses its labels. So the user must choose between agents of two namespaces.
-func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err error) {
+func (f *fleet) where(ctx context.Context) (namespace string, sets []object, err error) {
 	if f.home != "" {
 		return f.home, f.sets, nil
 	}
@@ -137,13 +108,13 @@ func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err
 	if err != nil {
 		return "", nil, fmt.Errorf("kubectl get daemonsets.apps: %w", err)
 	}
-	observes := func(o object) bool { return o.Metadata.Labels["k8s-app"] == observer }
+	observes := func(o object) bool { return o.Labels["k8s-app"] == observer }
 	beside := slices.ContainsFunc(found, observes)
 	var namespaces []string
 	for _, set := range found {
-		namespaces = append(namespaces, set.Metadata.Namespace)
+		namespaces = append(namespaces, set.Namespace)
 		if !beside || observes(set) {
-			sets = append(sets, set.Metadata.UID)
+			sets = append(sets, set)
 		}
 	}
 	slices.Sort(namespaces)
@@ -184,7 +155,8 @@ func (f *fleet) agents(ctx context.Context, more ...string) ([]agent, error) {
 	}
 	var all []agent
 	for _, pod := range pods {
-		if pod.controlledBy(sets) && (len(f.nodes) == 0 || slices.Contains(f.nodes, pod.Spec.NodeName)) {
+		own := slices.ContainsFunc(sets, func(set object) bool { return metav1.IsControlledBy(&pod, &set) })
+		if own && (len(f.nodes) == 0 || slices.Contains(f.nodes, pod.Spec.NodeName)) {
 			all = append(all, pod.agent())
 		}
 	}

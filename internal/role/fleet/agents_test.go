@@ -52,71 +52,64 @@ func TestAgents_PodsOfTenants(t *testing.T) {
 	call(kubectl, nil, "dashboard", "-n", "shop", "a").want(t, 1, "of node n1", "")
 }
 
-// everyCommand are the commands that query agents.
-var everyCommand = []string{"pods", "decisions", "doctor", "bundle", "dashboard", "why shop/a", "trace shop/a", "dashboard shop/a", "bundle shop/a"}
-
-func TestAgents_TwoNamespaces(t *testing.T) {
+// TestAgents_Choice: the user chooses between namespaces, nobody between two agents of a node, and an observer answers in place of another
+// plugin's agent beside it. What was not chosen shows nothing.
+func TestAgents_Choice(t *testing.T) {
 	t.Parallel()
-	answers := []answer{
-		daemonSets("istio-system", "tenant"),
-		{For: "get -o json daemonsets.apps -n istio-system", Out: daemonSets("istio-system").Out},
-		{For: "get -o json pods -n tenant", Out: list(podOf("tenant", "x", `{"uid":"uid-of-tenant","controller":true}`))},
-		{For: "get -o json pods ", Out: list(agentPod("agent-1", "n1", "Running"))},
-		{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
-		{For: "get nodes", Out: "node/n1\n"},
-		{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"},
-		{For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
+	only := func(namespace string) answer {
+		return answer{For: "get -o json daemonsets.apps -n " + namespace, Out: daemonSets(namespace).Out}
 	}
-	kubectl := standIn(t, answers)
-	for _, args := range everyCommand {
-		r := call(kubectl, nil, strings.Fields(args)...)
-		r.want(t, 2, "", "error: DaemonSets with the label of the node agents are in the namespaces istio-system, tenant: name the agents' namespace by --agent-namespace")
-		check.Equal(t, r.stdout, "", args, "stdout")
+	agentOf := func(namespace, uid string) string {
+		return podOf(namespace, "of-"+uid, fmt.Sprintf(`{"uid":%q,"controller":true}`, uid))
 	}
-	call(kubectl, nil, "pods", "--agent-namespace=istio-system").want(t, 0, "n1    shop/a", "")
+	observers := answer{For: "get -o json daemonsets.apps --all-namespaces", Out: list(
+		`{"metadata":{"namespace":"istio-system","uid":"theirs","labels":{"k8s-app":"istio-cni-node"}}}`,
+		`{"metadata":{"namespace":"istio-system","uid":"ours","labels":{"k8s-app":"istio-cni-observer"}}}`)}
 	var many []string
 	for i := range 1000 {
 		many = append(many, fmt.Sprintf("tenant-%03d", i))
 	}
-	run(t, []answer{daemonSets(many...)}, "pods").want(t, 2, "", "tenant-009, and 990 more: name")
-}
-
-// TestAgents_UnusualNamespace: outside the mesh's usual namespaces the user is told whose agents answer.
-func TestAgents_UnusualNamespace(t *testing.T) {
-	t.Parallel()
-	kubectl := standIn(t, []answer{
-		daemonSets("mesh"),
-		{For: "get -o json daemonsets.apps -n mesh", Out: daemonSets("mesh").Out},
-		{For: "get -o json pods -n mesh", Out: list(podOf("mesh", "x", `{"uid":"uid-of-mesh","controller":true}`))},
-		{For: "get nodes", Out: "node/n1\n"},
-		{For: "exec -n mesh pod/x -c install-cni -- istio-cni pods", Out: "[" + pod("a", audit.Captured) + "]"},
-	})
-	call(kubectl, nil, "pods").want(t, 0, "n1    shop/a", "note: taking the node agents of namespace mesh; --agent-namespace=mesh confirms that\n")
-	if r := call(kubectl, nil, "pods", "--agent-namespace", "mesh"); r.code != 0 || r.stderr != "" {
-		t.Errorf("with the namespace: %+v", r)
-	}
-}
-
-func TestAgents_TwoOnOneNode(t *testing.T) {
-	t.Parallel()
-	kubectl := standIn(t, []answer{
-		daemonSets("istio-system"),
-		{For: "get -o json pods ", Out: list(agentPod("agent-0", "n1", "Pending"), agentPod("agent-2", "n1", "Running"), agentPod("agent-1", "n1", "Running"), agentPod("agent-3", "n1", "Running"))},
-		{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
-		{For: "get nodes", Out: "node/n1\n"},
-		{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"},
-		{For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
-	})
+	one := []string{agentPod("agent-1", "n1", "Running")}
+	two := []string{agentPod("agent-0", "n1", "Pending"), agentPod("agent-2", "n1", "Running"), one[0], agentPod("agent-3", "n1", "Running")}
+	beside := []string{agentOf("istio-system", "theirs"), agentOf("istio-system", "ours")}
+	mesh := []string{agentOf("mesh", "uid-of-mesh")}
+	const every = "pods, decisions, doctor, bundle, dashboard, why shop/a, trace shop/a, dashboard shop/a, bundle shop/a"
 	const both = "more than one node agent runs there: istio-system/agent-1 and istio-system/agent-2\n"
-	for args, want := range map[string]string{
-		"pods":       "node n1: no answer: " + both,
-		"doctor":     "node n1: no answer: " + both,
-		"decisions":  "node n1: no answer: " + both,
-		"why shop/a": "error: node n1 of pod shop/a: " + both, "dashboard shop/a": "error: node n1 of pod shop/a: " + both,
-		"dashboard": "error: no node agent is running\n",
+	for name, test := range map[string]struct {
+		sets   answer
+		agents []string
+		args   string // of several calls
+		want   result // parts of the output, "" for none
+	}{
+		"two namespaces": {
+			daemonSets("istio-system", "tenant"), one, every,
+			result{2, "", "error: DaemonSets with the label of the node agents are in the namespaces istio-system, tenant: name the agents' namespace by --agent-namespace"},
+		},
+		"one of them":          {only("istio-system"), one, "pods --agent-namespace=istio-system", result{0, "n1    shop/a", ""}},
+		"1000 namespaces":      {daemonSets(many...), one, "pods", result{2, "", "tenant-009, and 990 more: name"}},
+		"an unusual namespace": {daemonSets("mesh"), mesh, "pods", result{0, "n1    shop/a", "note: taking the node agents of namespace mesh; --agent-namespace=mesh confirms that\n"}},
+		"confirmed":            {only("mesh"), mesh, "pods --agent-namespace mesh", result{0, "n1    shop/a", ""}},
+		"two on a node":        {daemonSets("istio-system"), two, "pods, doctor, decisions", result{1, "", "node n1: no answer: " + both}},
+		"two on a pod's node":  {daemonSets("istio-system"), two, "why shop/a, dashboard shop/a", result{1, "", "error: node n1 of pod shop/a: " + both}},
+		"two, for a page":      {daemonSets("istio-system"), two, "dashboard", result{1, "", "error: no node agent is running\n"}},
+		"an observer":          {observers, beside, "pods", result{0, "n1    shop/a  captured", ""}},
 	} {
-		r := call(kubectl, nil, strings.Fields(args)...)
-		check.Equal(t, r, (result{1, "", want}), args, "want stderr", want)
+		kubectl := standIn(t, []answer{
+			test.sets,
+			{For: "get -o json pods ", Out: list(test.agents...)},
+			{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
+			{For: "get nodes", Out: "node/n1\n"},
+			{For: "pod/of-theirs", Code: 1, Err: "not asked\n"},
+			{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"},
+			{For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
+		})
+		for args := range strings.SplitSeq(test.args, ", ") {
+			r := call(kubectl, nil, strings.Fields(args)...)
+			r.want(t, test.want.code, test.want.stdout, test.want.stderr)
+			if (r.stdout == "") != (test.want.stdout == "") || (r.stderr == "") != (test.want.stderr == "") {
+				t.Errorf("%s: %s: stdout %q, stderr %q", name, args, r.stdout, r.stderr)
+			}
+		}
 	}
 }
 
@@ -127,14 +120,6 @@ func TestPods_NodesWithoutAgent(t *testing.T) {
 	const notice = "error: nodes without a node agent, whose pods are not seen: n2, n3; --ignore-nodes-without-agent accepts that\n"
 	call(kubectl, nil, "pods").want(t, 1, "n1    shop/a  captured", notice)
 	call(kubectl, nil, "pods", "-o", "json").want(t, 1, `    {
-      "name": "n1",
-      "agent": "istio-system/agent-1"
-    },
-    {
-      "name": "n2",
-      "error": "it has no node agent"
-    },
-    {
       "name": "n3",
       "error": "it has no node agent"
     }
@@ -142,9 +127,7 @@ func TestPods_NodesWithoutAgent(t *testing.T) {
   "items": [
     {
       "future"`, notice)
-	if r := call(kubectl, nil, "pods", "--ignore-nodes-without-agent"); r.code != 0 || r.stderr != "" {
-		t.Errorf("with the flag: %+v", r)
-	}
+	check.Equal(t, call(kubectl, nil, "pods", "--ignore-nodes-without-agent").stderr, "", "stderr with the flag")
 	forbidden := standIn(t, append([]answer{{For: "get nodes", Code: 1, Err: "Error from server (Forbidden): nodes is forbidden\n"}}, fleetOf(1, captured)...))
 	call(forbidden, nil, "pods").want(t, 1, "n1    shop/a  captured",
 		"error: the nodes without a node agent are not known: kubectl get nodes: Error from server (Forbidden): nodes is forbidden; --ignore-nodes-without-agent accepts that\n")
@@ -236,20 +219,4 @@ func TestMemory_EndlessAnswers(t *testing.T) {
 	if mib := (after.TotalAlloc - before.TotalAlloc) >> 20; mib > 12*8*6 { // a slice that grows by quarters allocates five times its size
 		t.Errorf("%d MiB were allocated", mib)
 	}
-}
-
-// TestAgents_Observer: the observer answers, not another plugin's agent beside it.
-func TestAgents_Observer(t *testing.T) {
-	t.Parallel()
-	kubectl := standIn(t, []answer{
-		{For: "get -o json daemonsets.apps --all-namespaces", Out: list(
-			`{"metadata":{"namespace":"istio-system","uid":"theirs","labels":{"k8s-app":"istio-cni-node"}}}`,
-			`{"metadata":{"namespace":"istio-system","uid":"ours","labels":{"k8s-app":"istio-cni-observer"}}}`)},
-		{For: "get -o json pods -n istio-system", Out: list(
-			podOf("istio-system", "istio-cni-node-x", `{"uid":"theirs","controller":true}`),
-			podOf("istio-system", "istio-cni-observer-x", `{"uid":"ours","controller":true}`))},
-		{For: "get nodes", Out: "node/n1\n"},
-		{For: "exec -n istio-system pod/istio-cni-observer-x -c install-cni -- istio-cni pods", Out: "[" + pod("a", audit.Captured) + "]"},
-	})
-	call(kubectl, nil, "pods").want(t, 0, "n1    shop/a  captured", "")
 }

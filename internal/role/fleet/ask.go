@@ -25,13 +25,13 @@ func (f *fleet) exec(a agent, command ...string) []string {
 	return slices.Concat([]string{"exec", "-n", a.namespace, "pod/" + a.pod, "-c", f.container, "--", "istio-cni"}, command)
 }
 
-// one runs a command in one agent and keeps most bytes of its output. Exit codes other than those in ok are errors, except with an
+// one runs a command in one agent and returns its output. Exit codes other than those in ok are errors, except with an
 // empty list: a command prints it if nothing matches its flags.
-func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ...string) (text []byte, code int, err error) {
+func (f *fleet) one(ctx context.Context, a agent, ok []int, command ...string) (text []byte, code int, err error) {
 	if a.problem != "" {
 		return nil, 0, errors.New(a.problem)
 	}
-	text, err = f.kubectl(ctx, most, f.exec(a, command...)...)
+	text, err = f.kubectl(ctx, maxList, f.exec(a, command...)...)
 	if ended, is := errors.AsType[*exitError](err); is {
 		empty := ended.code == applet.ExitError && bytes.HasSuffix(bytes.TrimRight(text, "} \n"), []byte("[]"))
 		if code = ended.code; empty || slices.Contains(ok, code) && len(text) > 0 {
@@ -186,15 +186,14 @@ func (f *fleet) report(agents []agent, problems []error) ([]node, error) {
 
 // without returns the nodes that have no agent, whose pods are not seen, and a text about them, "" without such nodes.
 func (f *fleet) without(ctx context.Context, agents []agent) (nodes []node, notice string) {
-	text, err := f.kubectl(ctx, maxObjects, "get", "nodes", "-o", "name", "-l", "kubernetes.io/os=linux")
+	all, err := f.namesOf(ctx, "get", "nodes", "-l", "kubernetes.io/os=linux")
 	if err != nil {
 		notice = fmt.Sprintf("the nodes without a node agent are not known: kubectl get nodes: %v", err)
 		return []node{{Error: notice}}, notice
 	}
 	var names []string
-	for line := range strings.Lines(string(text)) {
-		name := strings.TrimPrefix(strings.TrimSpace(line), "node/")
-		if name != "" && !slices.ContainsFunc(agents, func(a agent) bool { return a.node == name }) {
+	for _, name := range all {
+		if !slices.ContainsFunc(agents, func(a agent) bool { return a.node == name }) {
 			names, nodes = append(names, name), append(nodes, node{Name: name, Error: noAgent})
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // allocated returns the number of bytes that a function allocates in total.
@@ -54,23 +55,9 @@ func TestDecode_Bounds(t *testing.T) {
 func TestAnswers_Bounds(t *testing.T) {
 	t.Parallel()
 	const one = `[{"pod":"a","state":"captured"}]`
-	const size = len(one)
-	for name, test := range map[string]struct {
-		before answers[audit.Status]
-		fits   bool
-	}{
-		"bytes":          {answers[audit.Status]{size: maxAll - size}, true},
-		"too many bytes": {answers[audit.Status]{size: maxAll - size + 1}, false},
-		"rows":           {answers[audit.Status]{rows: make([]row[audit.Status], maxAllRows-1)}, true},
-		"too many rows":  {answers[audit.Status]{rows: make([]row[audit.Status], maxAllRows)}, false},
-	} {
-		all := test.before
-		err := all.add("n", []byte(one), 0, fitPod)
-		if test.fits != (err == nil) || !test.fits && !strings.Contains(err.Error(), "no room: all nodes have more than 64 MiB or 200000 rows") {
-			t.Errorf("%s: %v", name, err)
-		}
-		if all.size > maxAll || len(all.rows) > maxAllRows {
-			t.Errorf("%s: %d bytes, %d rows", name, all.size, len(all.rows))
-		}
+	all := answers[audit.Status]{size: maxAll - len(one), rows: make([]row[audit.Status], maxAllRows-1)}
+	check.OK(t, all.add("n", []byte(one), 0, fitPod))
+	for _, full := range []answers[audit.Status]{{size: all.size}, {rows: all.rows}} {
+		check.Fails(t, full.add("n", []byte(one), 0, fitPod), "no room: all nodes have more than 64 MiB or 200000 rows")
 	}
 }

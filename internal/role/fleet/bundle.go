@@ -14,6 +14,10 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
@@ -207,24 +211,13 @@ func (f *fleet) cluster(ctx context.Context, out *archive.Archive, pod string) {
 
 // configMaps returns the names of the ConfigMaps that are the environment of DaemonSets.
 func configMaps(sets []byte) (names []string) {
-	type container struct {
-		EnvFrom []struct{ ConfigMapRef struct{ Name string } }
-	}
-	var list struct {
-		Items []struct {
-			Spec struct {
-				Template struct {
-					Spec struct{ Containers []container }
-				}
-			}
-		}
-	}
+	var list appsv1.DaemonSetList
 	_ = json.Unmarshal(sets, &list) // an answer that is none is missing already
 	for _, set := range list.Items {
 		for _, c := range set.Spec.Template.Spec.Containers {
 			for _, from := range c.EnvFrom {
-				if name := from.ConfigMapRef.Name; name != "" && !slices.Contains(names, name) {
-					names = append(names, name)
+				if ref := from.ConfigMapRef; ref != nil && !slices.Contains(names, ref.Name) {
+					names = append(names, ref.Name)
 				}
 			}
 		}
@@ -232,46 +225,31 @@ func configMaps(sets []byte) (names []string) {
 	return names
 }
 
-// event has the shown fields of an event. Which of its times and counts are set depends on its writer's API.
-type event struct {
-	Metadata       struct{ CreationTimestamp *time.Time }
-	EventTime      *time.Time
-	LastTimestamp  *time.Time
-	Count          int
-	Series         seen
-	InvolvedObject struct{ Kind, Namespace, Name, FieldPath string }
-
-	Type, Reason, Message string
-}
-
-type seen struct {
-	Count            int
-	LastObservedTime *time.Time
-}
-
-// last returns the time of the event.
-func (e *event) last() (at time.Time) {
-	for _, other := range []*time.Time{e.Metadata.CreationTimestamp, e.EventTime, e.LastTimestamp, e.Series.LastObservedTime} {
-		if other != nil && other.After(at) {
-			at = *other
-		}
-	}
-	return at
+// seen returns the last time and the number of an event. Which fields are set depends on its writer's API.
+func seen(e *corev1.Event) (last time.Time, count int32) {
+	series := ptr.Deref(e.Series, corev1.EventSeries{})
+	all := []time.Time{e.CreationTimestamp.Time, e.EventTime.Time, e.LastTimestamp.Time, series.LastObservedTime.Time}
+	return slices.MaxFunc(all, time.Time.Compare), max(e.Count, series.Count, 1)
 }
 
 // events returns a table of the last events in a list.
 func events(out *archive.Archive, list []byte) ([]byte, error) {
-	var all struct{ Items []event }
+	var all corev1.EventList
 	if err := json.Unmarshal(list, &all); err != nil {
 		return nil, errors.New("the output of kubectl is no list of events")
 	}
-	slices.SortStableFunc(all.Items, func(a, b event) int { return b.last().Compare(a.last()) })
+	slices.SortStableFunc(all.Items, func(a, b corev1.Event) int {
+		last, _ := seen(&a)
+		other, _ := seen(&b)
+		return other.Compare(last)
+	})
 	rows := [][]string{{"LAST", "TYPE", "REASON", "OBJECT", "COUNT", "MESSAGE"}}
 	for _, e := range all.Items[:min(len(all.Items), maxEvents)] {
 		on := e.InvolvedObject
+		last, count := seen(&e)
 		rows = append(rows, []string{
-			e.last().UTC().Format(time.RFC3339), output.Cell(out.Message(e.Type)), output.Cell(out.Message(e.Reason)),
-			output.Cell(strings.Join([]string{on.Kind, on.Namespace, on.Name, on.FieldPath}, "/")), strconv.Itoa(max(e.Count, e.Series.Count, 1)),
+			last.UTC().Format(time.RFC3339), output.Cell(out.Message(e.Type)), output.Cell(out.Message(e.Reason)),
+			output.Cell(strings.Join([]string{on.Kind, on.Namespace, on.Name, on.FieldPath}, "/")), fmt.Sprint(count),
 			out.Event(e.Reason, e.Message),
 		})
 	}

@@ -2,7 +2,7 @@ package fleet
 
 import (
 	"context"
-	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -24,12 +24,14 @@ kubectl_complete-istio_cni: make it a link to this one.
    ln -s kubectl-istio_cni "$(dirname "$(command -v kubectl-istio_cni)")/kubectl_complete-istio_cni"
 `)
 
-// completion prints the completion for a shell.
-func (f *fleet) completion(shell []string) (int, error) {
-	if shells := completion.Shells(); len(shell) != 1 || !slices.Contains(shells, shell[0]) {
-		return 0, &usageError{fmt.Errorf("want one shell of %s", strings.Join(shells, ", "))}
+// completion prints the completion for a shell, or its help.
+func (f *fleet) completion(args ...string) (int, error) {
+	text, err := completion.Run(args, program, true, completionHelp)
+	if err != nil {
+		return 0, &usageError{err}
 	}
-	return applet.Completion(applet.Call{Args: shell, Stdout: f.Stdout, Stderr: f.Stderr}, program, true, completionHelp), nil
+	_, err = io.WriteString(f.Stdout, text)
+	return applet.ExitOK, err
 }
 
 // candidates returns what can complete the last argument.
@@ -77,43 +79,41 @@ func (f *fleet) candidates(ctx context.Context, args []string) (found []settings
 	return found
 }
 
-// existing returns names of the cluster that a flag or, without a flag, an operand of a command can have.
-func (f *fleet) existing(ctx context.Context, flag, name, namespace, word string) []string {
-	of := []string{}
-	if namespace != "" {
-		of = []string{"-n", namespace}
-	}
-	switch flag {
-	case "namespace", "agent-namespace":
-		return f.namesOf(ctx, "", "get", "namespaces")
-	case "node":
-		return f.namesOf(ctx, "", "get", "nodes")
-	case "context":
-		return f.namesOf(ctx, "", "config", "get-contexts")
-	case "":
-	default:
-		return nil
-	}
+// existing returns names of the cluster that a flag or, without a flag, an operand of a command can have. Without an answer there are none.
+func (f *fleet) existing(ctx context.Context, flag, name, namespace, word string) (names []string) {
+	lead, list := "", []string{"get", "pods"}
 	before, _, isPath := strings.Cut(word, "/")
 	t, err := command.ParseTarget(before+"/x", namespace)
 	switch {
-	case !slices.Contains([]string{"pods", "why", "trace", "bundle", "dashboard"}, name):
+	case flag == "namespace" || flag == "agent-namespace":
+		list, namespace = []string{"get", "namespaces"}, ""
+	case flag == "node":
+		list, namespace = []string{"get", "nodes"}, ""
+	case flag == "context":
+		list, namespace = []string{"config", "get-contexts"}, ""
+	case flag != "" || !slices.Contains([]string{"pods", "why", "trace", "bundle", "dashboard"}, name):
 		return nil
 	case isPath && err == nil && t.Kind == command.Pod && t.Namespace != namespace:
-		return f.namesOf(ctx, before+"/", "get", "pods", "-n", before)
+		lead, namespace = before+"/", before
 	case isPath && err == nil:
-		return f.namesOf(ctx, before+"/", slices.Concat([]string{"get", t.Kind}, of)...)
+		lead, list = before+"/", []string{"get", t.Kind}
 	}
-	return f.namesOf(ctx, "", slices.Concat([]string{"get", "pods"}, of)...)
-}
-
-// namesOf returns the names in kubectl's output, behind lead. Without an answer there are none.
-func (f *fleet) namesOf(ctx context.Context, lead string, args ...string) (names []string) {
-	const most = 1 << 20
-	text, _ := f.kubectl(ctx, most, append(args, "-o", "name")...)
-	for line := range strings.Lines(string(text)) {
-		line = strings.TrimSpace(line)
-		names = append(names, lead+line[strings.LastIndex(line, "/")+1:])
+	if namespace != "" {
+		list = append(list, "-n", namespace)
+	}
+	found, _ := f.namesOf(ctx, list...)
+	for _, one := range found {
+		names = append(names, lead+one)
 	}
 	return names
+}
+
+// namesOf returns the names in kubectl's output.
+func (f *fleet) namesOf(ctx context.Context, args ...string) (names []string, err error) {
+	text, err := f.kubectl(ctx, maxObjects, append(args, "-o", "name")...)
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		names = append(names, line[strings.LastIndex(line, "/")+1:])
+	}
+	return names, err
 }

@@ -75,9 +75,9 @@ type fleet struct {
 	steps bool
 	// command is the command, with a blank, once it is known.
 	command string
-	// home is the namespace of the agents, once it is known, and sets are the UIDs of their DaemonSets.
+	// home is the namespace of the agents, once it is known, and sets are their DaemonSets.
 	home string
-	sets []string
+	sets []object
 }
 
 // options are the flags of this program.
@@ -189,7 +189,7 @@ func (f *fleet) commands() []subcommand {
 		{"doctor", "", "checks of all nodes; with --for ambient also of what ambient mode needs", doctor.Rows(), 0, func(ctx context.Context, c call) (int, error) { return f.doctor(ctx, &doctor, c) }, long, nil},
 		{"bundle", "[POD]", "a tar.gz file for a bug report, to standard output: objects and the files of all nodes, or of the pod's node", bundle.Rows(), 1, func(ctx context.Context, c call) (int, error) { return f.bundle(ctx, &bundle, c) }, longest, nil},
 		{"dashboard", "[POD]", "forwards the page of an agent to localhost", page.rows(), 1, func(ctx context.Context, c call) (int, error) { return f.dashboard(ctx, page, c) }, usual, nil},
-		{"completion", "bash|zsh|fish", "the completion for a shell", nil, many, func(_ context.Context, c call) (int, error) { return f.completion(c.operands) }, usual, nil},
+		{"completion", "bash|zsh|fish", "the completion for a shell", nil, many, func(_ context.Context, c call) (int, error) { return f.completion(c.operands...) }, usual, nil},
 		{"version", "", "the version of this program", output.VersionRows(), 0, func(_ context.Context, c call) (int, error) {
 			args := append(given(c.in, output.VersionRows()), c.operands...)
 			return output.PrintVersion(applet.Call{Args: args, Stdout: f.Stdout, Stderr: f.Stderr, Getenv: f.Getenv}), nil
@@ -315,8 +315,8 @@ func (f *fleet) about() error {
 // describe prints the help of a command.
 func (f *fleet) describe(c subcommand) error {
 	if c.name == "completion" {
-		applet.Completion(applet.Call{Args: []string{"--help"}, Stdout: f.Stdout, Stderr: f.Stderr}, program, true, completionHelp)
-		return nil
+		_, err := f.completion("--help")
+		return err
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "NAME:\n   kubectl istio-cni %s - %s\n\nUSAGE:\n   kubectl istio-cni %[1]s %[3]s[flags]\n\n", c.name, c.summary,

@@ -156,7 +156,7 @@ type listing[T any] struct {
 	badCode int
 	table   func(all []T) error
 	// more, if set, adds rows about the cluster.
-	more func(nodes []node, rows []row[T]) []row[T]
+	more func(rows []row[T]) []row[T]
 	// shows reports whether a row is listed, nil for all rows; most is the number of listed rows, 0 for all.
 	shows func(T) bool
 	most  int
@@ -174,7 +174,7 @@ func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T],
 	}
 	var mu sync.Mutex
 	nodes, err = f.each(ctx, parallel, func(ctx context.Context, a agent) error {
-		text, code, failure := f.one(ctx, a, maxList, ok, l.command...)
+		text, code, failure := f.one(ctx, a, ok, l.command...)
 		if failure != nil {
 			return failure
 		}
@@ -186,7 +186,7 @@ func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T],
 		return all, nil, nil, err
 	}
 	if l.more != nil {
-		all.rows = l.more(nodes, all.rows)
+		all.rows = l.more(all.rows)
 	}
 	slices.SortStableFunc(all.rows, l.compare)
 	if l.missing != nil && all.asked > 0 {
@@ -294,8 +294,8 @@ func (f *fleet) workload(ctx context.Context, flags *command.Pods, c *call) erro
 		if err != nil {
 			return err
 		}
-		flags.Namespace, c.operands = found.Metadata.Namespace, nil
-		if flags.Selector, err = found.Spec.Selector.text(); err != nil {
+		flags.Namespace, c.operands = found.Namespace, nil
+		if flags.Selector, err = found.selector(); err != nil {
 			return fmt.Errorf("%s: %w", operand, err)
 		}
 	}
@@ -385,9 +385,9 @@ func (f *fleet) doctor(ctx context.Context, flags *command.Doctor, c call) (int,
 		compare: func(a, b row[document.Check]) int { return strings.Compare(a.node, b.node) },
 		bad:     func(c document.Check) bool { return c.Result == document.Fail }, badCode: applet.ExitError,
 		table: f.checks,
-		more: func(nodes []node, rows []row[document.Check]) []row[document.Check] {
+		more: func(rows []row[document.Check]) []row[document.Check] {
 			if slices.ContainsFunc(rows, func(r row[document.Check]) bool { return r.shown.Name == "ambient" }) {
-				rows = f.withCluster(ctx, nodes, rows)
+				rows = f.withCluster(ctx, rows)
 			}
 			return rows
 		},

@@ -1,15 +1,12 @@
 package fleet_test
 
 import (
-	"bytes"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
-	"github.com/meshcni/istio-cni/internal/role/fleet"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -62,27 +59,14 @@ func TestPods_LeftOut(t *testing.T) {
 	call(kubectl, nil, "pods", "--check", "--node=n2").want(t, 0, "n2    shop/b  captured", "")
 }
 
-// interrupter is an output at whose first text the user presses Ctrl-C.
-type interrupter struct{ text strings.Builder }
-
-func (w *interrupter) Write(text []byte) (int, error) {
-	if w.text.Len() == 0 {
-		_ = syscall.Kill(os.Getpid(), syscall.SIGINT)
-	}
-	return w.text.Write(text)
-}
-
 // TestPods_Watch: a watch ends with Ctrl-C, after the table.
 func TestPods_Watch(t *testing.T) {
 	kubectl := standIn(t, fleetOf(2, of(1, "pods -o json --namespace=shop", "["+pod("a", audit.Drifted)+"]")))
-	var stdout interrupter
-	var stderr bytes.Buffer
-	code := fleet.Run(applet.Call{
-		Args: []string{"pods", "-wn", "shop"}, Stdout: &stdout, Stderr: &stderr, Getenv: func(name string) (string, bool) { return kubectl, name == "KUBECTL" },
-	}, nil)
-	if out := stdout.text.String(); code != 0 || !strings.Contains(out, "n1    shop/a  drifted") || strings.Count(stderr.String(), "node n2: no answer: ") != 1 {
-		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, stderr.String())
-	}
+	stdout := check.Output{First: func() { _ = syscall.Kill(os.Getpid(), syscall.SIGINT) }}
+	r := callInto(&stdout, kubectl, nil, "pods", "-wn", "shop")
+	r.stdout = stdout.String()
+	r.want(t, 0, "n1    shop/a  drifted", "node n2: no answer: ")
+	check.Equal(t, strings.Count(r.stderr, "node n2: no answer: "), 1, r.stderr)
 }
 
 func TestCompletion_Cluster(t *testing.T) {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
@@ -45,7 +47,7 @@ func (f *fleet) target(ctx context.Context, operand, namespace string) (a agent,
 	if err != nil {
 		return a, "", err
 	}
-	key = found.Metadata.Namespace + "/" + found.Metadata.Name
+	key = found.key()
 	node := found.Spec.NodeName
 	if node == "" {
 		return a, key, fmt.Errorf("pod %s is on no node yet", key)
@@ -79,15 +81,15 @@ func (f *fleet) object(ctx context.Context, t command.Target) (found object, err
 
 // podOf chooses a pod of a workload that an operand names: one that runs, if possible.
 func (f *fleet) podOf(ctx context.Context, operand string, of object) (object, error) {
-	selector, err := of.Spec.Selector.text()
+	selector, err := of.selector()
 	if err != nil {
 		return object{}, fmt.Errorf("%s: %w", operand, err)
 	}
-	pods, err := query[object](ctx, f, "pods", "-n", of.Metadata.Namespace, "-l", selector)
+	pods, err := query[object](ctx, f, "pods", "-n", of.Namespace, "-l", selector)
 	if err != nil {
 		return object{}, fmt.Errorf("kubectl get pods: %w", err)
 	}
-	other := func(o object) bool { return !o.controlledBy([]string{of.Metadata.UID}) }
+	other := func(o object) bool { return !metav1.IsControlledBy(&o, &of) }
 	if slices.ContainsFunc(pods, func(o object) bool { return !other(o) }) { // a Deployment's are controlled by its ReplicaSets
 		pods = slices.DeleteFunc(pods, other)
 	}
@@ -95,9 +97,9 @@ func (f *fleet) podOf(ctx context.Context, operand string, of object) (object, e
 		return object{}, fmt.Errorf("%s has no pods", operand)
 	}
 	chosen := slices.MinFunc(pods, func(a, b object) int {
-		return cmp.Or(strings.Compare(a.agent().problem, b.agent().problem), strings.Compare(a.Metadata.Name, b.Metadata.Name))
+		return cmp.Or(strings.Compare(a.agent().problem, b.agent().problem), strings.Compare(a.Name, b.Name))
 	})
-	_, _ = fmt.Fprintf(f.Stderr, "note: %s is 1 of %d pods of %s\n", chosen.Metadata.Namespace+"/"+chosen.Metadata.Name, len(pods), operand)
+	_, _ = fmt.Fprintf(f.Stderr, "note: %s is 1 of %d pods of %s\n", chosen.key(), len(pods), operand)
 	return chosen, nil
 }
 

@@ -1,12 +1,17 @@
 package fleet
 
 import (
-	"bytes"
+	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -15,109 +20,69 @@ import (
 // hbonePort is where ztunnel receives in a pod, and probeSources are the default sources of the node's connections to pods of ambient mode.
 const hbonePort, probeSources = 15008, "169.254.7.127 and fd16:9254:7127:1337:ffff:ffff:ffff:ffff"
 
-// policy has the fields of a NetworkPolicy that decide about incoming connections.
-type policy struct {
-	object
-
-	Spec struct {
-		PodSelector json.RawMessage
-		PolicyTypes []string
-		Ingress     []struct {
-			Ports []struct {
-				Protocol string
-				Port     json.RawMessage
-				EndPort  int
-			}
-			From []struct{ IPBlock *block }
-		}
-	}
-}
-
-type block struct {
-	CIDR   string
-	Except []string
-}
-
 // hbone reports whether some peer reaches port 15008.
-func (p policy) hbone() bool {
-	for _, rule := range p.Spec.Ingress {
-		for _, port := range rule.Ports {
-			var from int
-			named := json.Unmarshal(port.Port, &from) != nil && len(port.Port) > 0
-			if (port.Protocol == "" || port.Protocol == "TCP") && !named && (len(port.Port) == 0 || from <= hbonePort && hbonePort <= max(from, port.EndPort)) {
-				return true
-			}
+func hbone(p networkingv1.NetworkPolicy) bool {
+	admits := func(port networkingv1.NetworkPolicyPort) bool {
+		isTCP := port.Protocol == nil || *port.Protocol == corev1.ProtocolTCP
+		if port.Port == nil || !isTCP {
+			return isTCP
 		}
-		if len(rule.Ports) == 0 {
-			return true
-		}
+		first := port.Port.IntVal // 0 of a named port
+		return first <= hbonePort && hbonePort <= max(first, ptr.Deref(port.EndPort, 0))
 	}
-	return false
+	return slices.ContainsFunc(p.Spec.Ingress, func(rule networkingv1.NetworkPolicyIngressRule) bool {
+		return len(rule.Ports) == 0 || slices.ContainsFunc(rule.Ports, admits)
+	})
 }
 
 // probes reports whether probes reach some port.
-func (p policy) probes() bool {
+func probes(p networkingv1.NetworkPolicy) bool {
 	source := netip.MustParseAddr("169.254.7.127")
 	within := func(text string) bool {
 		prefix, err := netip.ParsePrefix(text)
 		return err == nil && prefix.Contains(source)
 	}
-	for _, rule := range p.Spec.Ingress {
-		for _, from := range rule.From {
-			if from.IPBlock != nil && within(from.IPBlock.CIDR) && !slices.ContainsFunc(from.IPBlock.Except, within) {
-				return true
-			}
-		}
-		if len(rule.From) == 0 {
-			return true
-		}
+	admits := func(from networkingv1.NetworkPolicyPeer) bool {
+		return from.IPBlock != nil && within(from.IPBlock.CIDR) && !slices.ContainsFunc(from.IPBlock.Except, within)
 	}
-	return false
+	return slices.ContainsFunc(p.Spec.Ingress, func(rule networkingv1.NetworkPolicyIngressRule) bool {
+		return len(rule.From) == 0 || slices.ContainsFunc(rule.From, admits)
+	})
 }
 
 // policies checks which NetworkPolicies keep out what ambient mode needs, if their pods move to it. Policies add up: another one for the same
 // pods, or for all of the namespace, may let it in.
 func (f *fleet) policies(ctx context.Context) document.Check {
-	check := document.Check{
-		Name: "ambient-policies", Result: document.Warn,
-		Remedy: fmt.Sprintf("if their pods move to ambient mode, let in TCP port %d from all pods of the mesh, and %s for probes; policies by port of the app do not apply inside the tunnel",
-			hbonePort, probeSources),
-	}
-	found, err := query[policy](ctx, f, "networkpolicies.networking.k8s.io", "--all-namespaces")
+	const name = "ambient-policies"
+	remedy := fmt.Sprintf("if their pods move to ambient mode, let in TCP port %d from all pods of the mesh, and %s for probes; policies by port of the app do not apply inside the tunnel",
+		hbonePort, probeSources)
+	found, err := query[networkingv1.NetworkPolicy](ctx, f, "networkpolicies.networking.k8s.io", "--all-namespaces")
 	if err != nil {
-		check.Text = fmt.Sprintf("network policies could not be checked: %v", err)
-		return check
+		return result(name, document.Warn, remedy, "network policies could not be checked: %v", err)
 	}
-	found = slices.DeleteFunc(found, func(p policy) bool {
-		return p.Metadata.Namespace == "kube-system" || len(p.Spec.PolicyTypes) > 0 && !slices.Contains(p.Spec.PolicyTypes, "Ingress")
+	found = slices.DeleteFunc(found, func(p networkingv1.NetworkPolicy) bool {
+		return p.Namespace == "kube-system" || len(p.Spec.PolicyTypes) > 0 && !slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress)
 	})
-	without := func(lets func(policy) bool) (names []string) {
+	without := func(lets func(networkingv1.NetworkPolicy) bool) (names []string) {
 		for _, p := range found {
-			if !slices.ContainsFunc(found, func(other policy) bool { return other.covers(p) && lets(other) }) {
-				names = append(names, p.Metadata.Namespace+"/"+p.Metadata.Name)
+			if !slices.ContainsFunc(found, func(other networkingv1.NetworkPolicy) bool { return covers(other, p) && lets(other) }) {
+				names = append(names, p.Namespace+"/"+p.Name)
 			}
 		}
 		return names
 	}
-	hbone, probes := without(policy.hbone), without(policy.probes)
-	if check.Text = "no NetworkPolicy keeps out port 15008 or probes"; len(hbone)+len(probes) == 0 {
-		check.Result = document.OK
-		return check
+	keepOut, keepOutProbes := without(hbone), without(probes)
+	if len(keepOut)+len(keepOutProbes) == 0 {
+		return result(name, document.OK, "", "no NetworkPolicy keeps out port 15008 or probes")
 	}
-	check.Text = fmt.Sprintf("NetworkPolicies that keep out TCP port %d: %s; probes: %s", hbonePort, some(hbone), some(probes))
-	return check
+	return result(name, document.Warn, remedy, "NetworkPolicies that keep out TCP port %d: %s; probes: %s", hbonePort, some(keepOut), some(keepOutProbes))
 }
 
-// covers reports whether the policy is for all pods of another one.
-func (p policy) covers(other policy) bool {
-	all := len(p.Spec.PodSelector) == 0 || bytes.Equal(p.Spec.PodSelector, []byte("{}"))
-	return p.Metadata.Namespace == other.Metadata.Namespace && (all || bytes.Equal(p.Spec.PodSelector, other.Spec.PodSelector))
+// covers reports whether a policy is for all pods of another one.
+func covers(p, other networkingv1.NetworkPolicy) bool {
+	all := reflect.DeepEqual(p.Spec.PodSelector, metav1.LabelSelector{})
+	return p.Namespace == other.Namespace && (all || reflect.DeepEqual(p.Spec.PodSelector, other.Spec.PodSelector))
 }
 
 // some names the first of some names, and "none".
-func some(names []string) string {
-	if len(names) == 0 {
-		return "none"
-	}
-	return printable.Some(names, mostNames)
-}
+func some(names []string) string { return cmp.Or(printable.Some(names, mostNames), "none") }

@@ -48,7 +48,7 @@ func (p part) shorten(n, columns int) []string {
 		return p.lines
 	case p.of == 0:
 		last := strings.TrimRight(p.lines[n-1], " ")
-		return append(slices.Clone(p.lines[:n-1]), output.Cut(last, columns-1)+"…")
+		return append(slices.Clone(p.lines[:n-1]), printable.Cut(last, columns-1)+"…")
 	}
 	n = min(n, len(p.lines)+1) - 1
 	tail := 0
@@ -71,9 +71,9 @@ type sheet struct {
 // wrap returns a text as lines. It cuts long words.
 func (s *sheet) wrap(begin string, indent int, text string) []string {
 	if text = printable.Text(text, maxLine); !s.whole {
-		text = output.CutWords(text, s.columns-indent)
+		text = printable.CutWords(text, s.columns-indent)
 	}
-	return output.Wrap(begin, indent, text, s.columns)
+	return printable.Wrap(begin, indent, text, s.columns)
 }
 
 // text adds a text with a label.
@@ -98,7 +98,7 @@ func (s *sheet) items(label string, items []string) {
 func (s *sheet) list(most, of int, items []string) {
 	for i := range items {
 		if !s.whole {
-			items[i] = output.Cut(items[i], s.columns)
+			items[i] = printable.Cut(items[i], s.columns)
 		}
 	}
 	s.parts = append(s.parts, part{lines: items, most: most, of: of})
@@ -145,7 +145,7 @@ func (c *config) page(e document.Explanation, columns int) string {
 	if !s.whole {
 		const states = 20 // columns for the longest state
 		s.columns = cmp.Or(columns, pageColumns)
-		name = output.Cut(name, s.columns-states)
+		name = printable.Cut(name, s.columns-states)
 	}
 	if e.Answer != nil {
 		end = packetAnswer(e.Answer)
@@ -161,11 +161,11 @@ func (c *config) page(e document.Explanation, columns int) string {
 	s.unread(e)
 	const headlines, answers = 2, 5
 	if end = printable.Text(end, maxAnswer); !s.whole {
-		end = output.Cut(output.CutWords(end, s.columns), (answers-1)*s.columns)
+		end = printable.Cut(printable.CutWords(end, s.columns), (answers-1)*s.columns)
 	}
-	bottom := output.Wrap("", 0, end, s.columns)
+	bottom := printable.Wrap("", 0, end, s.columns)
 	if text := remedy(e); text != "" { // its words are never cut: it may have commands
-		bottom = append(bottom, output.Wrap("remedy: ", labels-4, printable.Text(text, maxLine), s.columns)...)
+		bottom = append(bottom, printable.Wrap("remedy: ", labels-4, printable.Text(text, maxLine), s.columns)...)
 	}
 	fixed := func(most int, lines []string) part { return part{lines: lines, most: most, keep: pageLines} }
 	top, blank := fixed(headlines, s.wrap("", 0, name+": "+verdict(e))), fixed(1, []string{""})
@@ -414,7 +414,7 @@ func (s *sheet) steps(hops []document.Hop, reasons bool) (lines []string) {
 		if begin := "  " + sign(h) + " "; reasons {
 			lines = append(lines, s.reasoned(begin, indent, rule, cmp.Or(h.Why, stranger(h)))...)
 		} else {
-			lines = append(lines, output.Cut(begin+rule, s.columns))
+			lines = append(lines, printable.Cut(begin+rule, s.columns))
 		}
 	}
 	return lines
@@ -425,7 +425,7 @@ func (s *sheet) reasoned(begin string, indent int, rule, why string) []string {
 	lines := s.wrap(begin, indent, rule)
 	switch last := len(lines) - 1; {
 	case why == "":
-	case s.columns == 0 || output.Width(lines[last]+" # "+why) <= s.columns:
+	case s.columns == 0 || printable.Width(lines[last]+" # "+why) <= s.columns:
 		lines[last] += " # " + why
 	default:
 		lines = append(lines, s.wrap(strings.Repeat(" ", indent)+"# ", indent+2, why)...)

@@ -77,11 +77,8 @@ func eachOf(all iter.Seq[string], schema *jsonschema.Schema) error {
 // compile reads a committed schema. Unlike for a script, an unknown field is an error.
 func compile(kind string) (*jsonschema.Schema, error) {
 	name := filepath.Join("docs/schema", kind+".json")
-	text, err := os.ReadFile(name) //nolint:gosec // the kind is a test's
-	for range 9 {                  // the working directory of a test is its package
-		if err == nil {
-			break
-		}
+	text, err := os.ReadFile(name)         //nolint:gosec // the kind is a test's
+	for n := 0; err != nil && n < 9; n++ { // the working directory of a test is its package
 		name = filepath.Join("..", name)
 		text, err = os.ReadFile(name) //nolint:gosec // the kind is a test's
 	}

@@ -18,13 +18,9 @@ func main() {
 	if terminal.Columns(os.Stderr) > 0 {
 		progress = os.Stderr
 	}
-	args := os.Args[1:]
+	call := applet.Process()
 	if name := filepath.Base(os.Args[0]); strings.HasPrefix(name, "kubectl_complete-") { // kubectl's own completion calls it
-		args = append([]string{completion.Command}, args...)
+		call.Args = append([]string{completion.Command}, call.Args...)
 	}
-	os.Exit(fleet.Run(applet.Call{
-		Args: args, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv,
-		Terminal: func() int { return terminal.Columns(os.Stdout) },
-		Colours:  func() bool { return terminal.Colours(os.Stdout, os.LookupEnv) },
-	}, progress))
+	os.Exit(fleet.Run(call, progress))
 }
