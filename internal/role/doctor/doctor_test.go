@@ -307,6 +307,9 @@ func TestDoctor_Faults(t *testing.T) {
 		"a token that ends": {func(w *world) { w.token(time.Now().Add(time.Minute)) }, "token", document.Warn, "expires in", "the agent's log"},
 		"a refused token":   {func(w *world) { w.api.SetToken("another") }, "token", document.Fail, "refuses the token", "the agent's log"},
 		"no kubeconfig":     {func(w *world) { w.remove(runDir + "/istio-cni-kubeconfig") }, "token", document.Warn, "has written no kubeconfig", "before the installation"},
+		"a damaged kubeconfig": {
+			func(w *world) { w.put(runDir+"/istio-cni-kubeconfig", "{") }, "token", document.Fail, "the plugin cannot use the kubeconfig", "the agent's log",
+		},
 		"a right that is missing, for unknown settings": {
 			func(w *world) { w.api.Deny("watch pods") }, "rights", document.Warn, "may not: watch pods, and whether", "kubectl istio-cni doctor",
 		},
