@@ -43,7 +43,9 @@ func (s Setting) describe(w io.Writer) {
 	for _, variable := range s.Env {
 		names = append(names, "$"+variable)
 	}
-	_, _ = fmt.Fprintf(w, "   %s\n", strings.Join(names, ", "))
+	for _, line := range wrapped(strings.Join(names, ", ")) {
+		_, _ = fmt.Fprintf(w, "   %s\n", line)
+	}
 	use := s.Use
 	if shown := cmp.Or(s.Shown, s.Default); shown != "" {
 		use += " (default: " + shown + ")"
