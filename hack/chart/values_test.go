@@ -269,6 +269,14 @@ func TestTheChartRefuses_NamesAndTypes(t *testing.T) {
 		`audit: {mode: heal}`:                  "/audit/mode",
 		`apiTimeout: 5`:                        "\napiTimeout: got 5, want a duration such as 10s",
 		`apiTimeout: 5 seconds`:                "\napiTimeout: got \"5 seconds\", want a duration",
+		`apiTimeout: 91s`:                      "\napiTimeout: \"91s\" is longer than 1m30s",
+		`apiTimeout: 2m`:                       "\napiTimeout: \"2m\" is longer",
+		`apiTimeout: 1m31s`:                    "\napiTimeout: \"1m31s\" is longer",
+		`apiTimeout: 1h`:                       "\napiTimeout: \"1h\" is longer",
+		`networkConfig: "{"`:                   "\nnetworkConfig: want a JSON object with \"type\": \"istio-cni\"",
+		`networkConfig: '{"type": 1}'`:         "\nnetworkConfig: want a JSON object",
+		`networkConfig: "[]"`:                  "\nnetworkConfig: want a JSON object",
+		`networkConfig: '{"type": "x"}'`:       "\nnetworkConfig: want a JSON object",
 		`healthPort: 9876`:                     "\nhealthPort: 9876 is the port of the agent's page",
 		`monitoringPort: "9876"`:               "\nmonitoringPort: 9876 is the port of the agent's page",
 		`logging: {level: verbose}`:            "/logging/level",
@@ -319,6 +327,7 @@ func TestTheChartRefuses_NamesAndTypes(t *testing.T) {
 		`env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`, // set explicitly
 		`resources: null`, `taint: {resources: null}`, `global: {defaultResources: null}`, `resources: {limits: null}`, `updateStrategy: {rollingUpdate: null}`,
 		`logging: {level: "default:info, cni-plugin:debug,xds:none"}`, `global: {logging: {level: warn}}`, `hub: "localhost:5000/a/b"`, `hub: localhost:5000`, `global: {hub: "[2001:db8::1]:5000/a"}`,
+		`apiTimeout: 1m30s`, `apiTimeout: 0.5m`, `apiTimeout: 90s`, `apiTimeout: 10000ms`, `networkConfig: '{"type": "istio-cni", "a": [__A__, "__B_C__"]}'`,
 		`{backend: native, forceIptablesBinary: nft, global: {nativeNftables: true}}`, `istioOwnedCNIConfigFileName: a.conf`,
 	} {
 		mustRender(t, text)

@@ -89,16 +89,16 @@ func (r role) rows() (string, error) {
 }
 
 var (
-	// flagHelp is a flag in a help: its names on a line, and what it does on the next ones.
-	flagHelp = regexp.MustCompile(`(?m)^ {3}([-$].*)\n((?: {6}.*\n?)+)`)
+	// flagHelp is a flag in a help: its names on lines that end with a comma except the last, and what it does on the next ones.
+	flagHelp = regexp.MustCompile(`(?m)^ {3}([-$].*(?:,\n.*)*)\n((?: {6}.*\n?)+)`)
 	standard = regexp.MustCompile(`^(.*?)(?: \(default: (.*)\))?$`)
 )
 
 // row is a flag's row in a table.
 func row(names, text string) string {
 	var flags, variables []string
-	for name := range strings.SplitSeq(names, ", ") {
-		name, _, _ = strings.Cut(name, " ")
+	for name := range strings.SplitSeq(names, ",") {
+		name, _, _ = strings.Cut(strings.TrimSpace(name), " ")
 		if variable, ok := strings.CutPrefix(name, "$"); ok {
 			variables = append(variables, variable)
 		} else {

@@ -78,8 +78,11 @@ func inline(config *rest.Config) (content []byte, err error) {
 	return content, nil
 }
 
-// readFile reads a file and rejects an empty file, which a power loss during a write leaves behind.
+// readFile reads a file and rejects an empty file, which a power loss during a write leaves behind, and a pipe or device, which has no end.
 func readFile(name string) ([]byte, error) {
+	if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() {
+		return nil, errors.New("it is not a regular file")
+	}
 	data, err := os.ReadFile(filepath.Clean(name))
 	if err == nil && strings.TrimSpace(string(data)) == "" {
 		err = errors.New("the file is empty")

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -83,9 +84,13 @@ func TestKubeconfig_MissingOrUnreadable(t *testing.T) {
 	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), missing) || !strings.Contains(err.Error(), "Remedy:") {
 		t.Errorf("missing file: %v", err)
 	}
-	_, err = NewClient(Config{Kubeconfig: dir})
-	if err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "is a directory") {
-		t.Errorf("directory: %v", err)
+	pipe := filepath.Join(dir, "pipe")
+	check.OK(t, syscall.Mkfifo(pipe, 0o600))
+	for _, file := range []string{dir, pipe} {
+		_, err = NewClient(Config{Kubeconfig: file})
+		if err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("%s: %v", file, err)
+		}
 	}
 }
 

@@ -48,7 +48,7 @@ func newFixture(t *testing.T) fixture {
 // work is a turn of a pod whose network namespace is at a path, with listeners of user nobody.
 func (f fixture) work(p kube.Pod, m *Memory, path string) *work {
 	f.Env.Find = func(context.Context, sandbox.Pod) (*sandbox.Namespace, error) {
-		return &sandbox.Namespace{Namespace: netnstest.Open(f.T, path), Source: sandbox.FromCache}, nil
+		return &sandbox.Namespace{Namespace: netnstest.Open(f.T, path), Source: sandbox.FromCache, Inhabited: true}, nil
 	}
 	pods := podwork.New(podwork.Options[int]{Env: *f.Env, OtherSandbox: func(*int) {}, Ended: func(*int) {}, Follow: func(_ context.Context, l kube.Listener[kube.Pod]) { l.OnUpdate(p) }})
 	over, cancel := context.WithCancel(f.Context())

@@ -144,6 +144,11 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 			l.cache(p, l.Host)
 			return l.Host
 		}, podwork.ReasonRepaired, []string{unfit, "it is on the node's own network", "delete the pod"}},
+		"W-11: a pod in creation has its address": {nil, func(l *fixture, p podSpec) string {
+			path := l.Sandbox(p.ips...)
+			l.Mount(path, "cni-1")
+			return path
+		}, podwork.ReasonRepaired, []string{"no process is in it yet", "a pod in creation"}},
 		"W-10: a job that is over": {
 			func(p *podSpec) { p.now, p.last, p.restart = p.last, nil, "Never" },
 			(*fixture).place, podwork.ReasonBroken,
@@ -185,7 +190,10 @@ func TestASquatterBlocksNoRepair(t *testing.T) {
 		record func(l *fixture, p podSpec, victim, squatter string)
 		texts  []string // of the event, if the pod is not repaired
 	}{
-		"with the squatter in the cache":     {func(l *fixture, _ podSpec, _, squatter string) { l.cache(evil, squatter) }, nil},
+		"with the squatter in the cache": {func(l *fixture, _ podSpec, victim, squatter string) {
+			l.cache(evil, squatter)
+			l.Process("77", victim)
+		}, nil},
 		"with a process in the pod's cgroup": {func(l *fixture, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
 		"without anything": {
 			func(*fixture, podSpec, string, string) {},
@@ -362,8 +370,8 @@ func TestAChangeDuringTheWork(t *testing.T) {
 			first := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
 			second := change(first).at("10.88.0.3/24")
 			paths := []string{l.Sandbox(first.ips...), l.Sandbox(second.ips...)}
-			l.Mount(paths[0], "first")
-			l.Mount(paths[1], "second")
+			l.Process("77", paths[0])
+			l.Process("78", paths[1])
 			feed := l.feed()
 			var calls atomic.Int64
 			l.options.Plugin = func() (cniconf.NetConf, error) {

@@ -97,6 +97,7 @@ func TestTheGaugeHasTheStateOfThePod(t *testing.T) {
 	l := newFixture(t, nothing)
 	path := l.Sandbox("10.88.0.2/24")
 	l.Mount(path, "cni-1")
+	l.Process("77", path)
 	l.run()
 	p := podSpec{name: "web", uid: "u"}
 	for _, step := range []struct {

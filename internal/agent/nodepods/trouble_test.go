@@ -158,6 +158,7 @@ func TestAPodThatCannotBeRepairedGetsOneEvent(t *testing.T) {
 	}
 	path := l.Sandbox(p.ips...)
 	l.Mount(path, "late")
+	l.Process("77", path)
 	l.clock.Step(3 * time.Minute)
 	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
 }

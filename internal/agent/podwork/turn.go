@@ -125,10 +125,9 @@ func (t *Turn) search(ctx context.Context) (*sandbox.Namespace, error) {
 	return found, nil
 }
 
-// Claims returns an error for a namespace that was found by the pod's addresses if another pod has one of them. In ambient mode,
-// where the agent searches for each enrolled pod at its start, the namespace must be in use.
+// Claims returns an error for a namespace that was found by the pod's addresses if another pod has, or may have, one of them.
 func (t *Turn) Claims(found *sandbox.Namespace) error {
-	if t.Ambient && !found.Inhabited {
+	if !found.Inhabited {
 		return ErrUninhabited
 	}
 	if other := t.pods.podWithSameIP(t.Pod); other != "" && found.Source != sandbox.FromCache {

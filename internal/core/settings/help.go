@@ -45,13 +45,15 @@ func (s Setting) describe(w io.Writer) {
 	for _, variable := range s.Env {
 		names = append(names, "$"+variable)
 	}
-	_, _ = fmt.Fprintf(w, "   %s\n", strings.Join(names, ", "))
+	const columns = 106
+	for _, line := range printable.Wrap("   ", 3, strings.Join(names, ", "), columns) {
+		_, _ = fmt.Fprintln(w, line)
+	}
 	use := strings.Join(strings.Fields(s.Use), " ")
 	if shown := cmp.Or(s.Shown, s.Default); shown != "" {
 		use += " (default: " + shown + ")"
 	}
-	const indent, columns = 6, 106
-	for _, line := range printable.Wrap(strings.Repeat(" ", indent), indent, use, columns) {
+	for _, line := range printable.Wrap("      ", 6, use, columns) {
 		_, _ = fmt.Fprintln(w, line)
 	}
 }

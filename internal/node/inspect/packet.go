@@ -200,7 +200,7 @@ func (q Question) arriving(p walk.Packet) (walk.Packet, error) {
 	if way.Astray {
 		err = fmt.Errorf("%w: %s", errAstray, q.From)
 	}
-	if ended := (*route.EndError)(nil); errors.As(err, &ended) || way.Astray {
+	if !way.Source.IsValid() || way.Astray {
 		own, failed := address(q.From.Is4())
 		if failed != nil {
 			return p, failed

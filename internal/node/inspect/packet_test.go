@@ -176,6 +176,10 @@ func TestWalk_NoSource(t *testing.T) {
 	a, err := inspect.Walk(t.Context(), l.space, nil, q)
 	check.OK(t, err)
 	check.Equal(t, a.Packet, "the first packet of a TCP connection to [fe80::1]:80 by interface eth0, of a process with uid 0 and gid 0")
+	l = newLab(t, ruleset.IPv4)
+	l.ip(t, "addr flush scope global;route add NET dev eth0")
+	_, err = inspect.Walk(t.Context(), l.space, nil, inspect.Question{Inbound: true, From: labtest.Far.Addr(l.family), Port: 80})
+	check.Fails(t, err, "the namespace has no address of the packet's family")
 }
 
 // TestWalk_RouteByLoopback: the result is unknown for a packet that is routed into the pod but addressed to another host.

@@ -44,10 +44,11 @@ const head = `NAME:
 USAGE:
    istio-cni bundle [POD] [flags] > file.tar.gz   POD is NAMESPACE/NAME, or NAME with -n NAMESPACE
 
-README.txt in it explains each file, missing.txt lists missing data and the reasons. It has the rules and differences of the named pod
-or, by default, of all pods of this node that are not captured. In other programs' configurations it has the values of known keys only,
-and type and length of other values. Read it before you pass it on: it has names of pods, addresses and this program's settings and logs.
-kubectl istio-cni bundle adds Kubernetes objects, events and the proxy's log, with the user's rights.
+README.txt in it explains each file, missing.txt lists missing data and the reasons. It has the rules and differences
+of the named pod or, by default, of all pods of this node that are not captured. In other programs' configurations it
+has the values of known keys only, and type and length of other values. Read it before you pass it on: it has names of
+pods, addresses and this program's settings and logs. kubectl istio-cni bundle adds Kubernetes objects, events and the
+proxy's log, with the user's rights.
 
 EXIT CODES:
    %d  done; parts may be missing

@@ -29,9 +29,9 @@ const head = `NAME:
 USAGE:
    istio-cni decisions [flags]
 
-The node agent remembers the last 512 calls that plugins reported and, with source watch, the last 512 pods that the plugin leaves
-alone without a report: their AGE is that of the pod. A restart of the agent keeps them. Long texts are truncated, and texts of
-several words are quoted: a pod's author may have written them.
+The node agent remembers the last 512 calls that plugins reported and, with source watch, the last 512 pods that the
+plugin leaves alone without a report: their AGE is that of the pod. A restart of the agent keeps them. Long texts are
+truncated, and texts of several words are quoted: a pod's author may have written them.
 
 EXIT CODES:
    %d  done

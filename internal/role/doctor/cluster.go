@@ -3,7 +3,9 @@ package doctor
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -72,6 +74,9 @@ func socketLB(_ context.Context, v *view) document.Check {
 // token checks the credentials that the agent has written for the plugin.
 func token(ctx context.Context, v *view) document.Check {
 	const remedy = "see the agent's log: it rewrites the file when its own token changes"
+	if kube.ClassOf(v.noAgent) == kube.InvalidConfig && !errors.Is(v.noAgent, fs.ErrPermission) {
+		return fail(remedy, "the plugin cannot use the kubeconfig %s: %v", v.shown(v.kubeconfig), errors.Unwrap(v.noAgent))
+	}
 	if v.agent == nil {
 		return warn("none before the installation; else see the agent's log", "%v", v.noAgent)
 	}

@@ -30,8 +30,9 @@ const head = `NAME:
 USAGE:
    istio-cni doctor [flags]
 
-In the node agent's container it needs no flag. On a node, and before the installation: with the node's file system mounted at
-/host, istio-cni doctor --host-root /host (manifests/examples/doctor.yaml). A check that cannot run there gives the reason, marked "!".
+In the node agent's container it needs no flag. On a node, and before the installation: with the node's file system
+mounted at /host, istio-cni doctor --host-root /host (manifests/examples/doctor.yaml). A check that cannot run there
+gives the reason, marked "!".
 
 EXIT CODES:
    %d  no check failed

@@ -294,6 +294,9 @@ func TestDoctor_Faults(t *testing.T) {
 		"a token that ends": {func(w *world) { w.token(time.Now().Add(time.Minute)) }, "token warn", "expires in", "the agent's log"},
 		"a refused token":   {func(w *world) { w.api.SetToken("another") }, "token fail", "refuses the token", "the agent's log"},
 		"no kubeconfig":     {func(w *world) { w.remove(runDir + "/istio-cni-kubeconfig") }, "token warn", "has written no kubeconfig", "before the installation"},
+		"a damaged kubeconfig": {
+			func(w *world) { w.put(runDir+"/istio-cni-kubeconfig", "{") }, "token fail", "the plugin cannot use the kubeconfig", "the agent's log",
+		},
 		"a right that is missing, for unknown settings": {
 			func(w *world) { w.api.Deny("watch pods") }, "rights warn", "may not: watch pods, and whether", "kubectl istio-cni doctor",
 		},

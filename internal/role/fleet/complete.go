@@ -19,8 +19,8 @@ const program = "kubectl-istio_cni"
 //
 //nolint:gochecknoglobals // a constant
 var completionHelp = completion.Help("kubectl istio-cni", `
-Load it behind kubectl's own completion, which it calls for other commands. Alternatively kubectl's completion calls the program
-kubectl_complete-istio_cni: make it a link to this one.
+Load it behind kubectl's own completion, which it calls for other commands. Alternatively kubectl's completion calls
+the program kubectl_complete-istio_cni: make it a link to this one.
    ln -s kubectl-istio_cni "$(dirname "$(command -v kubectl-istio_cni)")/kubectl_complete-istio_cni"
 `)
 

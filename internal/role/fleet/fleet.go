@@ -35,9 +35,9 @@ USAGE:
    kubectl istio-cni COMMAND [flags]
 
 COMMANDS; "COMMAND --help" shows the flags:
-%s   POD is NAMESPACE/NAME, or a name in -n NS or in the namespace of kubectl's context. KIND/NAME stands for a pod of a workload, such as
-   deploy/web; KIND is deploy, ds, sts, rs or job. bundle, dashboard and completion excepted, the output is a table or, with -o json or
-   yaml, a document for scripts.
+%s   POD is NAMESPACE/NAME, or a name in -n NS or in the namespace of kubectl's context. KIND/NAME stands for a pod
+   of a workload, such as deploy/web; KIND is deploy, ds, sts, rs or job. bundle, dashboard and completion excepted,
+   the output is a table or, with -o json or yaml, a document for scripts.
 
 ` + common
 
@@ -45,7 +45,8 @@ COMMANDS; "COMMAND --help" shows the flags:
 const common = `FLAGS OF ALL COMMANDS:
    --agent-namespace NAME   namespace of the node agents (default: the only namespace with DaemonSets of their label)
    --agent-selector TEXT    label selector of the node agents and their DaemonSet
-                            (default: k8s-app in (istio-cni-node, istio-cni-observer); if observers exist, only they answer)
+                            (default: k8s-app in (istio-cni-node, istio-cni-observer);
+                            if observers exist, only they answer)
    --agent-container NAME   their container (default: install-cni)
    --node NAME              only this node; can be repeated
    --ignore-nodes-without-agent
@@ -58,8 +59,9 @@ ENVIRONMENT:
 
 EXIT CODES:
    0  done; for pods, why and trace: as the mesh wants it
-   1  kubectl failed; a node did not answer, has no node agent or more than one running; a check failed (doctor) or left out pods
-      (pods --check); no node has a pod of the namespace or name (pods) or a decision about the pod (decisions --pod)
+   1  kubectl failed; a node did not answer, has no node agent or more than one running; a check failed (doctor) or
+      left out pods (pods --check); no node has a pod of the namespace or name (pods) or a decision about the pod
+      (decisions --pod)
    2  a bad flag or command, or node agents in more than one namespace without --agent-namespace
    3  some pod is not captured (pods), a packet goes past the mesh (why, trace)
    4  unknown (why), or no packet was seen (trace)
@@ -187,7 +189,7 @@ func (f *fleet) commands() []subcommand {
 		}, usual, nil},
 		{"decisions", "", "the last calls of the plugin on all nodes", decisions.Rows(), 0, func(ctx context.Context, c call) (int, error) { return f.decisions(ctx, &decisions, c) }, usual, nil},
 		{"doctor", "", "checks of all nodes; with --for ambient also of what ambient mode needs", doctor.Rows(), 0, func(ctx context.Context, c call) (int, error) { return f.doctor(ctx, &doctor, c) }, long, nil},
-		{"bundle", "[POD]", "a tar.gz file for a bug report, to standard output: objects and the files of all nodes, or of the pod's node", bundle.Rows(), 1, func(ctx context.Context, c call) (int, error) { return f.bundle(ctx, &bundle, c) }, longest, nil},
+		{"bundle", "[POD]", "a tar.gz file for a bug report, to standard output: of all nodes, or of the pod's node", bundle.Rows(), 1, func(ctx context.Context, c call) (int, error) { return f.bundle(ctx, &bundle, c) }, longest, nil},
 		{"dashboard", "[POD]", "forwards the page of an agent to localhost", page.rows(), 1, func(ctx context.Context, c call) (int, error) { return f.dashboard(ctx, page, c) }, usual, nil},
 		{"completion", "bash|zsh|fish", "the completion for a shell", nil, many, func(_ context.Context, c call) (int, error) { return f.completion(c.operands...) }, usual, nil},
 		{"version", "", "the version of this program", output.VersionRows(), 0, func(_ context.Context, c call) (int, error) {

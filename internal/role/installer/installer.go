@@ -160,7 +160,7 @@ EXIT CODES:
    %d  failed: the node differs from the desired state
    %d  a bad value or flag; nothing was touched
 
-A flag beats live configuration (--config-map, --config-dir; configuration of the plugin only), that beats the environment,
-and that beats the default. An empty variable counts as unset. All problems are reported together.
+A flag beats live configuration (--config-map, --config-dir; configuration of the plugin only), that beats the
+environment, and that beats the default. An empty variable counts as unset. All problems are reported together.
 
 `

@@ -32,12 +32,13 @@ const head = `NAME:
 USAGE:
    istio-cni pods [NAME...] [flags]   only pods with these names, also NAMESPACE/NAME
 
-The node agent inspects each pod of the mesh at its start, after changes and every few minutes. "istio-cni why NAMESPACE/NAME" shows
-one pod in detail.
+The node agent inspects each pod of the mesh at its start, after changes and every few minutes. "istio-cni why
+NAMESPACE/NAME" shows one pod in detail.
 
 EXIT CODES:
    %d  every pod is captured, or the node has no pod of the mesh
-   %d  the node agent does not answer, its audit is off, the namespace or name has no pod here, or --check left out pods
+   %d  the node agent does not answer, its audit is off, the namespace or name has no pod here, or --check left out
+       pods
    %d  a bad value or flag
    3  some pod is not captured
 

@@ -236,14 +236,20 @@ func read(given func(flag string) (string, bool), getenv func(string) (string, b
 	c.backend = chosen
 	spec.DropInvalid, spec.DualStack = c.dropInvalid, c.dualStack
 	c.spec = spec
-	var outputErr error
-	if c.output != output.Table && !c.dryRun && !c.explain && !c.verify {
-		outputErr = fmt.Errorf("--output %s needs --dry-run, --explain or --verify", c.output)
+	return c, errors.Join(err, specErr, backendErr, c.contradiction(), c.captureDNS())
+}
+
+// contradiction refuses flags that exclude each other.
+func (c *config) contradiction() error {
+	switch {
+	case c.output != output.Table && !c.dryRun && !c.explain && !c.verify:
+		return fmt.Errorf("--output %s needs --dry-run, --explain or --verify", c.output)
+	case c.verify && (c.dryRun || c.explain):
+		return errors.New("--verify contradicts --dry-run and --explain: it compares, they print what is wanted")
+	case c.cleanup && (c.verify || c.explain):
+		return errors.New("--verify and --explain contradict --cleanup-only: they change nothing")
 	}
-	if c.verify && (c.dryRun || c.explain) {
-		outputErr = errors.Join(outputErr, errors.New("--verify contradicts --dry-run and --explain: it compares, they print what is wanted"))
-	}
-	return c, errors.Join(err, specErr, backendErr, outputErr, c.captureDNS())
+	return nil
 }
 
 func groupID(name string) (uint32, error) {

@@ -37,9 +37,9 @@ USAGE:
    istio-cni trace --pid N [flags]          in a process' network namespace, without the agent
    istio-cni trace --netns NAME [flags]     the same for a name as in ip netns, or a path
 
-It shows the first packet of each new TCP connection, and UDP packets, until the time is over or Ctrl-C: at most 50 a second of
-each kind, and 1000 in all. It does not change the packets' way. The kernel does not trace rules of iptables-legacy: for these it shows
-the rules whose packet counters rise.
+It shows the first packet of each new TCP connection, and UDP packets, until the time is over or Ctrl-C: at most 50 a
+second of each kind, and 1000 in all. It does not change the packets' way. The kernel does not trace rules of
+iptables-legacy: for these it shows the rules whose packet counters rise.
 
 EXIT CODES:
    %d  packets were seen, and all went as the mesh wants it

@@ -39,8 +39,9 @@ USAGE:
    istio-cni why --pid N [flags]          by the live rules of a process' network namespace alone
    istio-cni why --netns NAME [flags]     the same for a name as in ip netns, or a path
 
-It prints at most 24 lines: the verdict, what is known about the pod, the rules that differ from the wanted ones, the answer and the
-remedy. With --to or --from it follows one packet through the live rules and prints the rules that decide about it.
+It prints at most 24 lines: the verdict, what is known about the pod, the rules that differ from the wanted ones, the
+answer and the remedy. With --to or --from it follows one packet through the live rules and prints the rules that
+decide about it.
 
 EXAMPLES:
    istio-cni why shop/web-0 --to postgres.shop.svc:5432
@@ -52,10 +53,10 @@ EXIT CODES:
    %d  as the mesh wants it
    %d  the pod or namespace could not be read
    %d  a bad value or flag
-   3  past the mesh, or another way than the mesh wants: a pod with a fault, a pod that is outside of the mesh (also by its own
-      settings), a packet that no proxy gets because of a setting of the pod, a foreign rule, a route that ends its way, or because
-      nothing listens at the proxy's port. Traffic that passes the proxy in every pod (the proxy's own traffic, its status ports,
-      loopback, UDP other than redirected DNS) is as the mesh wants it.
+   3  past the mesh, or another way than the mesh wants: a pod with a fault, a pod that is outside of the mesh (also
+      by its own settings), a packet that no proxy gets because of a setting of the pod, a foreign rule, a route that
+      ends its way, or because nothing listens at the proxy's port. Traffic that passes the proxy in every pod (the
+      proxy's own traffic, its status ports, loopback, UDP other than redirected DNS) is as the mesh wants it.
    4  cannot tell
 
 `

@@ -145,6 +145,12 @@ where none is set, and the tag of the reference's image.
 {{- else if and $v.forceIptablesBinary (has $v.backend (list "netlink" "native")) (not $v.global.nativeNftables) -}}
 {{- include "cni.fault" (list . (printf "backend: %q contradicts forceIptablesBinary=%s: it starts no program" $v.backend $v.forceIptablesBinary)) -}}
 {{- end -}}
+{{- if regexMatch "h|(^|[a-z])([2-9]|[0-9]{2,})([.][0-9]+)?m([0-9]|$)|(^|[a-z])(9[1-9]|[1-9][0-9]{2,})([.][0-9]+)?s|1m(3[1-9]|[4-9][0-9])" (toString $v.apiTimeout) -}}
+{{- include "cni.fault" (list . (printf "apiTimeout: %q is longer than 1m30s" $v.apiTimeout)) -}}
+{{- end -}}
+{{- if and $v.networkConfig (ne (regexReplaceAll "__[A-Z0-9_]+?__" (toString $v.networkConfig) "0" | fromJson | dig "type" "" | toString) "istio-cni") -}}
+{{- include "cni.fault" (list . "networkConfig: want a JSON object with \"type\": \"istio-cni\"") -}}
+{{- end -}}
 {{- range list "healthPort" "monitoringPort" -}}
 {{- if eq (int (get $v .)) 9876 -}}{{- include "cni.fault" (list $ (printf "%s: 9876 is the port of the agent's page" .)) -}}{{- end -}}
 {{- end -}}

@@ -286,10 +286,10 @@ func (q question) addressType(m ruleset.AddressType) Answer {
 		return sure(m.Has(q.Type))
 	}
 	switch {
+	case !q.Src.Addr().IsValid():
+		return Unknown
 	case q.Outgoing:
 		return sure(m.Has(local))
-	case q.free&FreeSource != 0 || q.Src.Addr().IsValid():
-		return sure(m.Has("UNICAST"))
 	}
-	return Unknown
+	return sure(m.Has("UNICAST"))
 }

@@ -101,6 +101,10 @@ func TestWalk_Rules(t *testing.T) {
 		{"a redirect", redirected, out(), []string{toProxy}},
 		{"of another protocol", "passed", out(func(p *walk.Packet) { p.Protocol = ruleset.UDP }), []string{toProxy}},
 		{"of a packet that arrives", "passed", in(), []string{toProxy}},
+		{
+			"of a packet without a source address", "cannot-tell by nat/OUTPUT 1", out(func(p *walk.Packet) { p.Src = netip.AddrPort{} }),
+			[]string{"nat OUTPUT -m addrtype ! --src-type LOCAL -j ACCEPT", toProxy},
+		},
 		{"of a known connection", "passed", out(state(ruleset.StateEstablished)), []string{toProxy}},
 		{"of an invalid packet", "passed", out(state(ruleset.StateInvalid)), []string{toProxy}},
 		{"of a related one", redirected, out(state(ruleset.StateRelated)), []string{toProxy}},
