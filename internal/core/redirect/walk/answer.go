@@ -54,7 +54,7 @@ func (c *course) back(p Packet, o outcome) (*walker, []reading) {
 		Protocol: p.Protocol, Src: o.Packet.Dst, Dst: p.Src, State: w.state, Translated: o.Packet.Translated, ConnMark: o.Packet.ConnMark,
 		Free: o.Packet.Free.turned(), Type: local, reply: true,
 	}
-	looped := o.Packet.In == c.loopback
+	looped := o.Packet.In == c.Loopback
 	if p.Outgoing && !looped { // from another host
 		back.In = o.Packet.Out
 		return w, w.receive(begin(back))
@@ -62,12 +62,12 @@ func (c *course) back(p Packet, o outcome) (*walker, []reading) {
 	if back.Outgoing, back.Out = true, o.Packet.In; !looped {
 		back.Type = ""
 	}
-	all := w.hook("egress", w.hook("postrouting", w.hook("output", begin(c.by(back, o.Verdict).completed(c.loopback)))))
+	all := w.hook("egress", w.hook("postrouting", w.hook("output", begin(c.by(back, o.Verdict).completed(c.Loopback)))))
 	if !looped {
 		return w, all
 	}
 	for i := range all { // now from the first destination of the connection
-		all[i].looped, all[i].packet.In, all[i].packet.Out, all[i].packet.Src = true, c.loopback, "", p.Dst
+		all[i].looped, all[i].packet.In, all[i].packet.Out, all[i].packet.Src = true, c.Loopback, "", p.Dst
 	}
 	return w, w.receive(all)
 }
@@ -75,7 +75,7 @@ func (c *course) back(p Packet, o outcome) (*walker, []reading) {
 // by adds the user that answers: the proxy's where the mesh decided, otherwise any other user.
 func (c *course) by(p Packet, v Verdict) Packet {
 	if v != Passed {
-		p.Mark = c.proxyMark
+		p.Mark = c.Wanted.proxyMark()
 	}
 	if v == Passed || len(c.proxy) == 0 {
 		p.Free |= FreeUser

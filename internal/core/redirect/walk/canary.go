@@ -23,8 +23,6 @@ type Deviation struct {
 	Foreign bool
 	// Unknown reports whether the path cannot be followed.
 	Unknown bool
-
-	tool string
 }
 
 // String is one sentence.
@@ -44,8 +42,8 @@ func (d Deviation) String() string {
 		rule = printable.Quote(h.Rule, maxText)
 	case h.Family == ruleset.Inet:
 		rule = printable.Quote(h.Rule, maxText)
-	case d.tool != "":
-		at = "(" + d.tool + ") " + at
+	case h.tool != "":
+		at = "(" + h.tool + ") " + at
 	}
 	if h.Number == 0 {
 		return fmt.Sprintf("%s %s: policy DROP: %s", d.Family, at, d.Packets)
@@ -69,15 +67,12 @@ type canary struct {
 // A drop by a firewall behind the mesh's redirection is a deviation only if all packets of the kind are dropped. It returns nil if
 // no rules are wanted, or lo is not the loopback device.
 func (n Namespace) Deviations() (all []Deviation) {
-	if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // package route reports this: all other deviations follow from it
-		return nil
-	}
 	for k := range n.comparisons() {
 		for _, name := range n.Unread[k.family] {
 			all = append(all, Deviation{Family: k.family, Packets: "packets pass " + name + ", which cannot be read here", Foreign: true})
 		}
 		for _, c := range k.list {
-			for _, d := range k.deviations(c, n.Live) {
+			for _, d := range k.deviations(c) {
 				if !slices.ContainsFunc(all, func(o Deviation) bool { return o.Rule != nil && d.Rule != nil && o.Rule.at() == d.Rule.at() }) {
 					all = append(all, d)
 				}
@@ -87,9 +82,12 @@ func (n Namespace) Deviations() (all []Deviation) {
 	return all
 }
 
-// comparisons yields one comparison for each family that the mesh captures.
+// comparisons yields one comparison for each family that the mesh captures, none if no rules are wanted or lo is not the loopback device.
 func (n Namespace) comparisons() iter.Seq[comparison] {
 	return func(yield func(comparison) bool) {
+		if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // package route reports this: all other deviations follow from it
+			return
+		}
 		links, sets := n.links(), n.Wanted.Sets()
 		rules := rulesOf(sets)
 		for _, f := range n.Wanted.captured() {
@@ -165,9 +163,9 @@ func (w Wanted) captured() (all []ruleset.Family) {
 }
 
 // deviations compares the paths of a canary, in both orders of the sets that share a hook and a priority.
-func (k comparison) deviations(c canary, live []ruleset.Set) (all []Deviation) {
-	c.Packet = c.completed(k.live.loopback)
-	want := k.wanted.walk(c.asWanted(k.live.loopback))
+func (k comparison) deviations(c canary) (all []Deviation) {
+	c.Packet = c.completed(k.live.Loopback)
+	want := k.wanted.walk(c.asWanted(k.live.Loopback))
 	for _, course := range []*course{k.live, k.live.reversed} {
 		if course == nil {
 			continue
@@ -176,15 +174,9 @@ func (k comparison) deviations(c canary, live []ruleset.Set) (all []Deviation) {
 		if got.limit != "" {
 			return []Deviation{{Family: k.family, Packets: c.name + " may go any way: " + got.limit, Unknown: true}}
 		}
-		ways := k.compare(c, got, want)
+		all = append(all, k.compare(c, got, want)...)
 		if h := course.broken(c.Packet, got); h != nil && got.Verdict == want.Verdict && got.To == want.To {
-			ways = append(ways, Deviation{Family: k.family, Packets: c.name + " fail", Rule: h, Foreign: !h.wanted})
-		}
-		for _, d := range ways {
-			if d.Rule != nil && d.Rule.Set < len(live) {
-				d.tool = live[d.Rule.Set].Tool
-			}
-			all = append(all, d)
+			all = append(all, Deviation{Family: k.family, Packets: c.name + " fail", Rule: h, Foreign: !h.wanted})
 		}
 	}
 	return all
@@ -226,7 +218,7 @@ func (k comparison) accepts(c canary, r reading, arrives bool) bool {
 // leaves reports whether a packet to the pod itself goes to a host outside the nested networks.
 func (k comparison) leaves(r reading) bool {
 	to := r.to.Addr()
-	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.own, to) && !k.nested(to)
+	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.Own, to) && !k.nested(to)
 }
 
 // nested reports whether an address is in a network that nat rules match as a source: the masquerading of a container network
@@ -333,7 +325,7 @@ func (k comparison) canaries(links []string, own []netip.Addr) (all []canary) {
 			all = append(all, k.ambientCanaries(in, self)...)
 		}
 	}
-	lo := k.live.loopback
+	lo := k.live.Loopback
 	delivery := to(sender(lo, 0, true), loopback(self), httpPort)
 	delivery.Src = netip.AddrPortFrom(loopback(self), client)
 	if k.Ambient != nil { // from the client's address to the pod's
@@ -363,14 +355,7 @@ func (w Wanted) identity(proxy bool) (uid, gid uint32) {
 		return id
 	}
 	if proxy {
-		uid, gid = other(nil), other(nil)
-		if len(w.Spec.UIDs) > 0 {
-			uid = w.Spec.UIDs[0]
-		}
-		if len(w.Spec.GIDs) > 0 {
-			gid = w.Spec.GIDs[0]
-		}
-		return uid, gid
+		return append(slices.Clip(w.Spec.UIDs), ordinaryID)[0], append(slices.Clip(w.Spec.GIDs), ordinaryID)[0]
 	}
 	gid = other(slices.Concat(w.Spec.GIDs, w.Spec.OwnerGroupsExclude))
 	if !w.Spec.OwnerGroups.All && len(w.Spec.OwnerGroups.List) > 0 {
@@ -410,7 +395,7 @@ func (k comparison) first(p Packet, addresses []netip.Addr, ports []uint16) Pack
 	for _, a := range addresses {
 		for _, port := range ports {
 			q := to(p, a, port)
-			if v := k.wanted.walk(q.completed(k.live.loopback)).Verdict; v == Redirected || v == HandedOver {
+			if v := k.wanted.walk(q.completed(k.live.Loopback)).Verdict; v == Redirected || v == HandedOver {
 				return q
 			}
 		}

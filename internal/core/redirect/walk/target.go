@@ -111,13 +111,13 @@ func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward 
 	if p.rerouted != unknown {
 		return leave
 	}
-	switch own := slices.Contains(w.own, n.To); {
+	switch own := slices.Contains(w.Own, n.To); {
 	case own && s.hook.Name == "output":
-		p.packet.Type, p.rerouted = local, w.loopback
+		p.packet.Type, p.rerouted = local, w.Loopback
 	case own:
 		p.packet.Type, p.rerouted = local, ""
-	case s.hook.Name == "output" && marked(w.delivered, p.packet.Mark):
-		p.rerouted = w.loopback
+	case s.hook.Name == "output" && w.delivers(p.packet.Mark):
+		p.rerouted = w.Loopback
 	case s.hook.Name == "output" && looping:
 		return w.over(s, *p, Dropped, hop)
 	}
@@ -177,7 +177,7 @@ func (r *reading) translate(w *walker, s *stage, n ruleset.NAT, hop int) {
 		if n.Local {
 			lo = loopback(old)
 		}
-		p.Dst, p.Type, r.rerouted = netip.AddrPortFrom(lo, to.Port()), local, w.loopback
+		p.Dst, p.Type, r.rerouted = netip.AddrPortFrom(lo, to.Port()), local, w.Loopback
 	default:
 		p.Type = local
 	}

@@ -142,15 +142,22 @@ type Hop struct {
 	Why string
 
 	wanted bool
-	// other is set if the base chain belongs neither to iptables nor to the native tables; priority is the base chain's.
+	// other is set for a base chain of another program, see Namespace.other; priority is the base chain's.
 	other    bool
 	priority int32
+	// tool is the variant of iptables that has the rule, see [ruleset.Diff.Tool].
+	tool string
 }
 
 // HopOf returns the hop of the i-th rule of a chain, for a packet that matches.
 func (n Namespace) HopOf(f ruleset.Family, table string, c ruleset.Chain, i int) Hop {
-	r, other := c.Rules[i], c.Hook != nil || !n.Owner.KnownTable(f, table)
-	return Hop{Family: f, Table: table, Chain: c.Name, Number: i + 1, Rule: r.String(), Target: r.Target, Answer: Yes, other: other}
+	r := c.Rules[i]
+	return Hop{Family: f, Table: table, Chain: c.Name, Number: i + 1, Rule: r.String(), Target: r.Target, Answer: Yes, other: n.other(f, table, c)}
+}
+
+// other reports whether a base chain belongs neither to iptables nor to the native tables.
+func (n Namespace) other(f ruleset.Family, table string, c ruleset.Chain) bool {
+	return c.Hook != nil || !n.Owner.KnownTable(f, table)
 }
 
 // Result is the answer for one packet.
