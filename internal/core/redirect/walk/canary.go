@@ -215,16 +215,12 @@ func (k comparison) accepts(c canary, r reading, arrives bool) bool {
 	return arrives && (dropped && r.late || c.wholly || c.ownPod && !k.leaves(r))
 }
 
-// leaves reports whether a packet to the pod itself goes to a host outside the nested networks.
+// leaves reports whether a packet to the pod itself goes to a host outside the networks that nat rules match as a source: the masquerading
+// of a container network behind the namespace.
 func (k comparison) leaves(r reading) bool {
 	to := r.to.Addr()
-	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.Own, to) && !k.nested(to)
-}
-
-// nested reports whether an address is in a network that nat rules match as a source: the masquerading of a container network
-// behind the namespace.
-func (k comparison) nested(a netip.Addr) bool {
-	return slices.ContainsFunc(k.sources, func(n netip.Prefix) bool { return n.Contains(a) })
+	nested := slices.ContainsFunc(k.sources, func(n netip.Prefix) bool { return n.Contains(to) })
+	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.Own, to) && !nested
 }
 
 // sources returns the networks of more than one address that foreign nat rules match as a source.

@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,11 +29,6 @@ func (n Namespace) Infer() (spec redirect.Spec, native, found bool) {
 					g.rule(name+"/"+chain, partsOf(r))
 				}
 			}
-		}
-	}
-	for _, owner := range g.returned { // a group that is returned is excluded
-		if !slices.Contains(g.GIDs, owner) {
-			g.OwnerGroupsExclude = once(g.OwnerGroupsExclude, owner)
 		}
 	}
 	g.complete(n)
@@ -227,14 +223,8 @@ func (g *guess) output(r parts) {
 
 // everything returns the network of all addresses of a family, the zero Prefix for both.
 func everything(f ruleset.Family) netip.Prefix {
-	switch f {
-	case ruleset.IPv4:
-		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	case ruleset.IPv6:
-		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	case ruleset.Inet, ruleset.Netdev:
-	}
-	return netip.Prefix{}
+	all := map[ruleset.Family]netip.Addr{ruleset.IPv4: netip.IPv4Unspecified(), ruleset.IPv6: netip.IPv6Unspecified()}
+	return netip.PrefixFrom(all[f], 0)
 }
 
 // proxy reads the identity of the proxy, and the loopback network, from the rule for the proxy's calls to its own pod.
@@ -295,7 +285,13 @@ func (g *guess) interfaces(r parts) {
 
 // complete evaluates rules that have a meaning only together, and fills in fields that no rule shows.
 func (g *guess) complete(n Namespace) {
-	g.links()
+	g.OwnerGroupsExclude = slices.DeleteFunc(g.returned, func(group uint32) bool { return slices.Contains(g.GIDs, group) })
+	g.ExcludeInterfaces = slices.DeleteFunc(g.leaving, func(name string) bool { return !slices.Contains(g.entering, name) })
+	for _, name := range g.entering {
+		if len(g.Outbound.List) == 0 && !slices.Contains(g.ExcludeInterfaces, name) { // a virtual machine without captured networks
+			g.RerouteInterfaces = once(g.RerouteInterfaces, name)
+		}
+	}
 	slices.Reverse(g.RerouteInterfaces) // the last one comes first, see redirect
 	// A pod without outbound capture has no such rule: the rule is not missing.
 	only := !slices.ContainsFunc(g.Outbound.List, func(p netip.Prefix) bool { return p.IsValid() && p.Bits() > 0 })
@@ -305,26 +301,7 @@ func (g *guess) complete(n Namespace) {
 	if len(g.Inbound.List) == 0 && (g.arrives || len(g.InboundExclude) > 0) {
 		g.Inbound.All = true
 	}
-	standard := redirect.Default()
 	g.DualStack = slices.Contains(g.families, ruleset.IPv6)
-	if g.Mark == 0 {
-		g.Mark = standard.Mark
-	}
-	if table := n.Tables[g.Mark]; table != 0 {
-		g.Table = table
-	}
-}
-
-// links separates excluded interfaces from virtual machines' interfaces.
-func (g *guess) links() {
-	for _, name := range g.leaving {
-		if slices.Contains(g.entering, name) {
-			g.ExcludeInterfaces = append(g.ExcludeInterfaces, name)
-		}
-	}
-	for _, name := range g.entering {
-		if len(g.Outbound.List) == 0 && !slices.Contains(g.leaving, name) { // a virtual machine without captured networks
-			g.RerouteInterfaces = once(g.RerouteInterfaces, name)
-		}
-	}
+	g.Mark = cmp.Or(g.Mark, redirect.DefaultMark)
+	g.Table = cmp.Or(n.Tables[g.Mark], g.Table)
 }

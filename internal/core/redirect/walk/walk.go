@@ -220,18 +220,14 @@ func (n Namespace) doubted(r Result, f ruleset.Family) Result {
 
 // asWanted returns the packet as the wanted rules expect it: only the loopback device is named lo.
 func (p Packet) asWanted(loopback string) Packet {
-	name := func(link string) string {
-		switch {
-		case loopback == "" || loopback == "lo":
-			return link
-		case link == loopback:
-			return "lo"
-		case link == "lo":
-			return "not lo" // no rule uses this name
+	for _, link := range []*string{&p.In, &p.Out} {
+		switch *link {
+		case cmp.Or(loopback, "lo"):
+			*link = "lo"
+		case "lo":
+			*link = "not lo" // no rule uses this name
 		}
-		return link
 	}
-	p.In, p.Out = name(p.In), name(p.Out)
 	return p
 }
 
