@@ -2,7 +2,6 @@ package ruleset_test
 
 import (
 	"math/rand"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -187,28 +186,6 @@ func FuzzParse(f *testing.F) {
 		}
 		if set.Empty() != again.Empty() || len(set.Tables) != len(again.Tables) {
 			t.Error("tables are missing")
-		}
-	})
-}
-
-// FuzzCounters compares the counters that Parse accepts, behind a chain and before a rule, with their pattern.
-func FuzzCounters(f *testing.F) {
-	pattern := regexp.MustCompile(`^\[\d+:\d+\]$`)
-	for _, text := range []string{
-		"[0:0]", "[12:3456]", "[99999999999999999999:1]", "", "[]", "[:]", "[1:]", "[:1]", "[1]", "[1:2:3]", "[1:2", "1:2]", "[[1:2]]", "[1:2]]",
-		"[-1:2]", "[1:+2]", "[1:0x2]", "[1:2]x", "x[1:2]", "[\u0661:2]", "[1 :2]", "]1:2[", "[", "]", "-A", "COMMIT",
-	} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		if text == "" || strings.ContainsAny(text, " \t\r\n") || strings.ContainsAny(text[:1], "#*:") {
-			return // not a single word, or another kind of line
-		}
-		want := pattern.MatchString(text)
-		for _, where := range []string{"*other\n:A - " + text + "\nCOMMIT\n", "*other\n:A -\n" + text + " -A A -j B\nCOMMIT\n"} {
-			if _, err := ruleset.Parse(ruleset.IPv4, where); (err == nil) != want {
-				t.Errorf("%q: counters %v, want %v: %v", where, err == nil, want, err)
-			}
 		}
 	})
 }

@@ -1,7 +1,6 @@
 package ruleset_test
 
 import (
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,54 +14,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
-
-// TestNew_Order also checks that New adds the missing built-in chains.
-func TestNew_Order(t *testing.T) {
-	table := func(name string, chains ...string) ruleset.Table {
-		out := ruleset.Table{Name: name}
-		for _, c := range chains {
-			chain := ruleset.Chain{Name: c, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Read(c)}}
-			if ruleset.Builtin(name, c) {
-				chain.Policy = "DROP"
-			}
-			out.Chains = append(out.Chains, chain)
-		}
-		return out
-	}
-	set := ruleset.New(ruleset.IPv6, table("raw", "OUTPUT", "B"), table("filter"), table("nat", "Z", "A", "OUTPUT", "PREROUTING"), table("security"),
-		table("mangle"), table("other", "B", "A"))
-	var got []string
-	for _, t := range set.Tables {
-		line := t.Name + ":"
-		for _, c := range t.Chains {
-			line += fmt.Sprintf(" %s %s %s", c.Name, c.Policy, c.Rules)
-		}
-		got = append(got, line)
-	}
-	want := []string{
-		"filter: INPUT ACCEPT [] FORWARD ACCEPT [] OUTPUT ACCEPT []",
-		"mangle: PREROUTING ACCEPT [] INPUT ACCEPT [] FORWARD ACCEPT [] OUTPUT ACCEPT [] POSTROUTING ACCEPT []",
-		"nat: PREROUTING DROP [PREROUTING] INPUT ACCEPT [] OUTPUT DROP [OUTPUT] POSTROUTING ACCEPT [] A - [A] Z - [Z]",
-		"other: A - [A] B - [B]",
-		"raw: PREROUTING ACCEPT [] OUTPUT DROP [OUTPUT] B - [B]",
-		"security: INPUT ACCEPT [] FORWARD ACCEPT [] OUTPUT ACCEPT []",
-	}
-	check.Diff(t, "tables", want, got)
-}
-
-func TestNew_Arguments(t *testing.T) {
-	given := func() []ruleset.Table {
-		chains := func() []ruleset.Chain {
-			return append(make([]ruleset.Chain, 0, 9), ruleset.Chain{Name: "B", Policy: "-"}, ruleset.Chain{Name: "A", Policy: "-"})
-		}
-		return append(make([]ruleset.Table, 0, 9), ruleset.Table{Name: "nat", Chains: chains()}, ruleset.Table{Name: "filter", Chains: chains()})
-	}
-	tables := given()
-	ruleset.New(ruleset.IPv4, tables...)
-	if diff := cmp.Diff(given(), tables); diff != "" {
-		t.Errorf("New changed what it was given:\n%s", diff)
-	}
-}
 
 func TestSet_EmptyAndEqual(t *testing.T) {
 	dropped := nat("OUTPUT -j DROP # one reason")
@@ -133,6 +84,7 @@ func TestParse_OtherLines(t *testing.T) {
 		{"line ends of another system", "*other\r\n:A - [0:0]\r\n-A A -j DROP\r\nCOMMIT\r\n", "*other\n:A - [0:0]\n-A A -j DROP\nCOMMIT\n"},
 		{"no line end at the end", "*other\nCOMMIT", "*other\nCOMMIT\n"},
 		{"a chain without counters", "*other\n:A -\nCOMMIT\n", "*other\n:A - [0:0]\nCOMMIT\n"},
+		{"large counters", "*other\n:A - [99999999999999999999:1]\nCOMMIT\n", "*other\n:A - [0:0]\nCOMMIT\n"},
 		{"chains that are not declared but built in", "*raw\n:OUTPUT DROP [0:0]\nCOMMIT\n", "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT DROP [0:0]\nCOMMIT\n"},
 		{"a rule with blanks around it", "*other\n:A - [0:0]\n-A A   -j DROP  \nCOMMIT\n", "*other\n:A - [0:0]\n-A A -j DROP\nCOMMIT\n"},
 		{"a rule that matches all and does nothing", "*other\n:A - [0:0]\n[1:2] -A A\nCOMMIT\n", "*other\n:A - [0:0]\n-A A\nCOMMIT\n"},
@@ -168,6 +120,8 @@ func TestParse_Refusals(t *testing.T) {
 		{"a rule of a chain declared later", "*nat\n-A A -j DROP\n:A - [0:0]\nCOMMIT\n", `line 2 "-A A -j DROP": chain "A" is not declared`},
 		{"an insertion", "*nat\n:A - [0:0]\n-I A -j DROP\nCOMMIT\n", `line 3 "-I A -j DROP": is not *TABLE, :CHAIN, -A or COMMIT`},
 		{"bad counters before a rule", "*nat\n:A - [0:0]\n[0:] -A A -j DROP\nCOMMIT\n", `is not *TABLE, :CHAIN, -A or COMMIT`},
+		{"three counters", "*nat\n:A - [0:0]\n[1:2:3] -A A -j DROP\nCOMMIT\n", `is not *TABLE, :CHAIN, -A or COMMIT`},
+		{"counters without a bracket", "*nat\n:A - [0:0]\n1:2] -A A -j DROP\nCOMMIT\n", `is not *TABLE, :CHAIN, -A or COMMIT`},
 		{"an -A alone", "*nat\n-A\nCOMMIT\n", `line 2 "-A": is not *TABLE, :CHAIN, -A or COMMIT`},
 		{"a chain without a name", "*nat\n-A  -j DROP\nCOMMIT\n", `chain "" is not declared`},
 		{"a blank before a line", "*nat\n COMMIT\n", `line 2 " COMMIT": is not *TABLE`},
