@@ -37,7 +37,7 @@ func TestInfer_Configuration(t *testing.T) {
 			}
 		}
 	}
-	if _, _, found := (walk.Namespace{Live: []ruleset.Set{live(t, ruleset.IPv4, "nat OUTPUT -j ACCEPT")}}).Infer(); found {
+	if _, _, found := (walk.Namespace{Live: []ruleset.Set{live(ruleset.IPv4, "nat OUTPUT -j ACCEPT")}}).Infer(); found {
 		t.Error("found a configuration without rules of the mesh")
 	}
 }
