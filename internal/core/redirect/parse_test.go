@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"reflect"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -48,28 +46,6 @@ func groupID(name string) (uint32, error) {
 		return 4000, nil
 	}
 	return 0, fmt.Errorf("unknown group %s", name)
-}
-
-func TestDefault_Values(t *testing.T) {
-	want := redirect.Spec{
-		OutboundPort: 15001, InboundPort: 15006, TunnelPort: 15008,
-		UIDs: []uint32{1337}, GIDs: []uint32{1337},
-		Mode: redirect.Redirect, Mark: 1337, Table: 133,
-		Inbound: redirect.Ports{All: true}, InboundExclude: ruleset.PortList(15020, 15021, 15090),
-		Outbound: redirect.Networks{All: true}, OutboundPortsExclude: ruleset.PortList(15020),
-		OwnerGroups: redirect.Groups{All: true}, Loopback: netip.MustParsePrefix("127.0.0.1/32"),
-	}
-	check.Diff(t, "Default", want, redirect.Default(), specs)
-}
-
-func TestDefault_NotShared(t *testing.T) {
-	d := redirect.Default()
-	d.UIDs[0], d.InboundExclude[0], d.OutboundPortsExclude[0] = 1, ruleset.OnePort(1), ruleset.OnePort(1)
-	redirect.AlwaysExcluded()[0] = ruleset.OnePort(1)
-	if diff := cmp.Diff([]any{uint32(1337), ruleset.OnePort(15020), ruleset.OnePort(15020)},
-		[]any{redirect.Default().UIDs[0], redirect.Default().InboundExclude[0], redirect.Default().OutboundPortsExclude[0]}); diff != "" {
-		t.Errorf("the defaults changed:\n%s", diff)
-	}
 }
 
 func TestParse_GoodValues(t *testing.T) {
@@ -331,21 +307,13 @@ func TestParse_Conflicts(t *testing.T) {
 }
 
 func TestParse_FieldsWithoutValue(t *testing.T) {
-	base := redirect.Spec{
-		OutboundPort: 1, InboundPort: 2, TunnelPort: 3, UIDs: []uint32{4}, GIDs: []uint32{5}, Mode: redirect.TPROXY, Mark: 6, Table: 7,
-		Inbound: redirect.Ports{List: ruleset.PortList(8)}, InboundExclude: ruleset.PortList(9), Outbound: redirect.Networks{List: prefixes("10.0.0.0/8")},
-		OutboundExclude: prefixes("11.0.0.0/8"), OutboundPorts: ruleset.PortList(12), OutboundPortsExclude: ruleset.PortList(13), ExcludeInterfaces: []string{"e14"},
-		RerouteInterfaces: []string{"v15"}, OwnerGroups: redirect.Groups{List: []uint32{16}}, OwnerGroupsExclude: []uint32{17}, Loopback: prefixes("127.0.0.18/32")[0],
-		DNS: redirect.DNSServers, DNSServers: servers[1], DropInvalid: true, DualStack: true, SecondFamily: redirect.Reject, Annotations: map[redirect.Field]string{19: "x"},
+	for _, base := range spectest.Many(20) {
+		base.DualStack, base.SecondFamily, base.Annotations = true, redirect.Reject, map[redirect.Field]string{redirect.FieldMode: "x"}
+		got, err := redirect.Parse(base, written{redirect.FieldMark: "60"}.values(), redirect.Dialect{Strict: true})
+		check.OK(t, err)
+		base.Mark = 60
+		check.Diff(t, "Spec", base, got, specs)
 	}
-	if v := reflect.ValueOf(base); slices.ContainsFunc(reflect.VisibleFields(v.Type()), func(f reflect.StructField) bool { return v.FieldByIndex(f.Index).IsZero() }) {
-		t.Fatal("base must have a value in every field")
-	}
-	got, err := redirect.Parse(base, written{redirect.FieldMark: "60"}.values(), redirect.Dialect{Strict: true})
-	check.OK(t, err)
-	want := base
-	want.Mark = 60
-	check.Diff(t, "Spec", want, got, specs)
 }
 
 func TestParse_GroupNamesInAnnotations(t *testing.T) {

@@ -2,7 +2,6 @@ package sidecar_test
 
 import (
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -99,6 +98,8 @@ func ambientOn(_ *sidecar.Facts, p *sidecar.Policy) { p.AmbientEnabled = true }
 
 func selected(f *sidecar.Facts, p *sidecar.Policy) { f.Selected, p.AmbientEnabled = true, true }
 
+func ambientOff(_ *sidecar.Facts, p *sidecar.Policy) { p.AmbientEnabled = false }
+
 func noAgent(_ *sidecar.Facts, p *sidecar.Policy) { p.AgentNamespace = "" }
 
 func excludes(namespaces ...string) change {
@@ -188,6 +189,7 @@ func TestDecide(t *testing.T) {
 		{"no status annotation where ambient is enabled", []change{notInjected, ambientOn}, sidecar.NotInjected, ""},
 		{"no proxy where ambient is enabled", []change{proxyCalled("x"), notInjected, ambientOn}, sidecar.NoProxy, ""},
 		{"a pod in ambient mode", []change{proxyCalled("x"), notInjected, selected}, sidecar.Ambient, ""},
+		{"a selected pod without ambient mode", []change{notInjected, selected, ambientOff}, sidecar.NotInjected, ""},
 		{"a gateway in ambient mode", []change{args("proxy", "router"), notInjected, selected}, sidecar.Ambient, ""},
 		{"mode NONE in ambient mode", []change{annotation(sidecar.ModeKey, "NONE"), notInjected, selected}, sidecar.Ambient, ""},
 		{"no proxy but a status annotation in ambient mode", []change{proxyCalled("x"), selected}, sidecar.NoProxy, ""},
@@ -270,6 +272,10 @@ func wellFormed(t *testing.T, d sidecar.Decision) {
 	if !slices.Contains(sidecar.Reasons(), d.Reason) {
 		t.Errorf("reason %q is not one of Reasons", d.Reason)
 	}
+	_, ofSidecar := d.Wanted().(redirect.Spec)
+	if _, ofAmbient := d.Wanted().(ambient.Spec); ofSidecar != (d.Outcome == sidecar.Capture) || ofAmbient != (d.Outcome == sidecar.Enrol) {
+		t.Errorf("outcome is %d and the wanted redirection %T", d.Outcome, d.Wanted())
+	}
 	if (d.Err != nil) != (d.Outcome == sidecar.Refuse) {
 		t.Errorf("outcome is %d and the error %v", d.Outcome, d.Err)
 	}
@@ -315,33 +321,6 @@ func TestDecide_FirstReason(t *testing.T) {
 					t.Errorf("the pod is %s, want reason %s", d.Reason, first.reason)
 				}
 			})
-		}
-	}
-}
-
-// TestDecide_AmbientTruthTable tries each combination of what decides about ambient mode.
-func TestDecide_AmbientTruthTable(t *testing.T) {
-	causes := []change{
-		ambientOn, func(f *sidecar.Facts, _ *sidecar.Policy) { f.Selected = true }, notInjected, hostNetwork, named("kube-system", "cart-1"),
-		named("mesh", "istio-cni-node-x7"),
-	}
-	const enabled, chosen, uninjected = 1, 2, 4
-	for bits := range 1 << len(causes) {
-		var changes []change
-		for i, cause := range causes {
-			if bits>>i&1 == 1 {
-				changes = append(changes, cause)
-			}
-		}
-		f, p := pod(changes...)
-		d := sidecar.Decide(f, p)
-		if want := bits == enabled|chosen|uninjected; (d.Outcome == sidecar.Enrol) != want {
-			t.Errorf("combination %06b: the pod is %s, want enrolled %v", bits, shown(d), want)
-		}
-		annotationsAgree(t, f, p)
-		f.Selected, p.AmbientEnabled = false, false
-		if without := sidecar.Decide(f, p); d.Outcome != sidecar.Enrol && shown(without) != shown(d) {
-			t.Errorf("combination %06b: the pod is %s, without ambient mode %s", bits, shown(d), shown(without))
 		}
 	}
 }
@@ -448,18 +427,6 @@ func FuzzDecide(f *testing.F) {
 			}
 		}
 	})
-}
-
-// TestDecision_Wanted: a pod of either mode has a wanted redirection, every other pod has none.
-func TestDecision_Wanted(t *testing.T) {
-	for outcome, want := range map[sidecar.Outcome]redirect.Wanted{
-		sidecar.Pass: nil, sidecar.Refuse: nil, sidecar.Capture: redirect.Default(), sidecar.Enrol: ambient.Spec{Ingress: true},
-	} {
-		d := sidecar.Decision{Outcome: outcome, Spec: redirect.Default(), Ambient: ambient.Spec{Ingress: true}}
-		if got := d.Wanted(); !reflect.DeepEqual(got, want) {
-			t.Errorf("outcome %d: got %v", outcome, got)
-		}
-	}
 }
 
 func shape(f *sidecar.Facts, p *sidecar.Policy, bits byte, text, role string) {
