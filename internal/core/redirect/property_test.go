@@ -202,7 +202,9 @@ func TestExplain(t *testing.T) {
 				redirect.FieldInbound: "8080,9090", redirect.FieldOutbound: "10.0.0.7/8,fd00::/8", redirect.FieldOutboundPorts: "443,8443",
 				redirect.FieldRerouteInterfaces: "vm0,vm1", redirect.FieldOwnerGroups: "2000,3000",
 			},
-			tweak: func(s *redirect.Spec) { s.DNS, s.DNSServers = redirect.DNSServers, addresses("10.0.0.53", "fd00::53", "10.0.0.54") },
+			tweak: func(s *redirect.Spec) {
+				s.DNS, s.DNSServers = redirect.DNSServers, addresses("10.0.0.53", "fd00::53", "10.0.0.54")
+			},
 		},
 		{name: "excluded", w: written{
 			redirect.FieldInboundExclude: "22,15020,15021,15090", redirect.FieldOutboundPortsExclude: "3306,53",

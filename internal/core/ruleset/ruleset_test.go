@@ -65,18 +65,6 @@ func TestParse_OutputOfTheTools(t *testing.T) {
 	}
 }
 
-func TestParse_QuotedText(t *testing.T) {
-	rules := []string{
-		`-m comment --comment "say \"hi\"  to C:\\dir\\ and it\'s *done" -j RETURN`, `-m comment --comment "*nat" -j RETURN`,
-		`-m comment --comment "[1:2] -A INPUT -j DROP" -j RETURN`, `-m comment --comment COMMIT -j RETURN`,
-	}
-	set := parse(t, "*filter\n:INPUT ACCEPT [12:3456]\n:OUTPUT DROP [0:0]\n[12:3456] -A INPUT "+strings.Join(rules, "\n[0:0] -A INPUT ")+"\nCOMMIT\n")
-	want := ":OUTPUT DROP [0:0]\n-A INPUT " + strings.Join(rules, "\n-A INPUT ") + "\nCOMMIT\n"
-	if !strings.HasSuffix(set.String(), want) {
-		t.Errorf("read as\n%s, want at the end\n%s", set, want)
-	}
-}
-
 func TestParse_OtherLines(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"nothing", "", ""},
@@ -86,6 +74,8 @@ func TestParse_OtherLines(t *testing.T) {
 		{"a chain without counters", "*other\n:A -\nCOMMIT\n", "*other\n:A - [0:0]\nCOMMIT\n"},
 		{"large counters", "*other\n:A - [99999999999999999999:1]\nCOMMIT\n", "*other\n:A - [0:0]\nCOMMIT\n"},
 		{"chains that are not declared but built in", "*raw\n:OUTPUT DROP [0:0]\nCOMMIT\n", "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT DROP [0:0]\nCOMMIT\n"},
+		{"a comment of several lines", "*other\n:A - [0:0]\n-A A -m comment --comment \"a\n#\" -j DROP\nCOMMIT\n", "*other\n:A - [0:0]\n-A A -m comment --comment \"a\n#\" -j DROP\nCOMMIT\n"},
+		{"quoted lines", "*other\n:A - [0:0]\n[1:2] -A A -m comment --comment \"[1:2] -A A \\\"\\\\ it\\'s\" -j DROP\n-A A -m comment --comment COMMIT\nCOMMIT\n", "*other\n:A - [0:0]\n-A A -m comment --comment \"[1:2] -A A \\\"\\\\ it\\'s\" -j DROP\n-A A -m comment --comment COMMIT\nCOMMIT\n"},
 		{"a rule with blanks around it", "*other\n:A - [0:0]\n-A A   -j DROP  \nCOMMIT\n", "*other\n:A - [0:0]\n-A A -j DROP\nCOMMIT\n"},
 		{"a rule that matches all and does nothing", "*other\n:A - [0:0]\n[1:2] -A A\nCOMMIT\n", "*other\n:A - [0:0]\n-A A\nCOMMIT\n"},
 	} {
@@ -124,6 +114,8 @@ func TestParse_Refusals(t *testing.T) {
 		{"counters without a bracket", "*nat\n:A - [0:0]\n1:2] -A A -j DROP\nCOMMIT\n", `is not *TABLE, :CHAIN, -A or COMMIT`},
 		{"an -A alone", "*nat\n-A\nCOMMIT\n", `line 2 "-A": is not *TABLE, :CHAIN, -A or COMMIT`},
 		{"a chain without a name", "*nat\n-A  -j DROP\nCOMMIT\n", `chain "" is not declared`},
+		{"a comment line in a table", "*nat\n:OUTPUT ACCEPT [0:0]\n# -A OUTPUT -j DROP\nCOMMIT\n", `line 3 "# -A OUTPUT -j DROP": is not *TABLE`},
+		{"a comment without an end", "*nat\n:A - [0:0]\n-A A -m comment --comment \"a\nCOMMIT\n", `table "nat" has no COMMIT`},
 		{"a blank before a line", "*nat\n COMMIT\n", `line 2 " COMMIT": is not *TABLE`},
 		{"garbage is shown in part", "*nat\n" + strings.Repeat("x", 300) + "\nCOMMIT\n", `line 2 "` + strings.Repeat("x", 178) + `… (122 bytes more)": is not *TABLE`},
 	} {
@@ -139,25 +131,6 @@ func TestParse_Refusals(t *testing.T) {
 				t.Errorf("Parse returned a Set with the error:\n%s", diff)
 			}
 		})
-	}
-}
-
-// TestParse_CommentOfSeveralLines: iptables-save prints line ends of a comment unchanged, within its quotes.
-func TestParse_CommentOfSeveralLines(t *testing.T) {
-	t.Parallel()
-	text := "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -p tcp -m comment --comment \"a\n#\" -j REDIRECT --to-ports 9090\nCOMMIT\n"
-	s, err := ruleset.Parse(ruleset.IPv4, text)
-	check.OK(t, err)
-	c, _ := s.Table("nat").Chain("OUTPUT")
-	if len(c.Rules) != 1 || c.Rules[0].Target != ruleset.Target(ruleset.RedirectTo(9090)) {
-		t.Errorf("read %+v", c.Rules)
-	}
-	for _, broken := range []string{
-		"*nat\n:OUTPUT ACCEPT [0:0]\n# -A OUTPUT -j DROP\nCOMMIT\n", "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -m comment --comment \"a\nCOMMIT\n",
-	} {
-		if _, err := ruleset.Parse(ruleset.IPv4, broken); err == nil {
-			t.Errorf("%q is read", broken)
-		}
 	}
 }
 

@@ -375,18 +375,6 @@ func TestDecide_Inputs(t *testing.T) {
 // keys and variables are all keys of annotations and variables that decisions read.
 var keys, variables = sidecar.Keys()
 
-// Bits that choose the rest of the pod.
-const (
-	bitHostNetwork = 1 << iota
-	bitIstioInit
-	bitNoProxy
-	bitNative
-	bitNoStatus
-	bitAmbient
-	bitLabel
-	bitNoArgs
-)
-
 // FuzzDecide writes any text into annotations, label, environment and arguments of a pod. Every decision has a
 // Reason of the closed set, and a captured pod's rules can be printed and read.
 func FuzzDecide(f *testing.F) {
@@ -397,11 +385,19 @@ func FuzzDecide(f *testing.F) {
 		f.Add(byte(0), key, byte(2), "NONE", "false", byte(1), "router", int64(-1), byte(1<<(i%8)))
 	}
 	f.Fuzz(func(t *testing.T, key1 byte, text1 string, key2 byte, text2, value string, variable byte, role string, user int64, bits byte) {
-		facts, policy := pod(
-			annotation(keys[int(key1)%len(keys)], text1), annotation(keys[int(key2)%len(keys)], text2),
+		changes := []change{
+			annotation(keys[int(key1)%len(keys)], text1), annotation(keys[int(key2)%len(keys)], text2), args("proxy", role),
 			env(variables[int(variable)%len(variables)], value), runAs(new(user), nil), podRunAs(nil, new(user/2)),
-		)
-		shape(&facts, &policy, bits, text2, role)
+		}
+		for i, c := range []change{
+			hostNetwork, also(sidecar.Container{Name: "istio-init", Init: true}), proxyCalled("x"),
+			nativeProxy(sidecar.Container{Args: []string{text2, role}}), notInjected, selected, injectLabel(text2), args(),
+		} {
+			if bits>>i&1 == 1 {
+				changes = append(changes, c)
+			}
+		}
+		facts, policy := pod(changes...)
 		d := sidecar.Decide(facts, policy)
 		if !slices.Contains(sidecar.Reasons(), d.Reason) || d.Reason.Sentence() == "" {
 			t.Errorf("the decision has reason %q", d.Reason)
@@ -427,25 +423,4 @@ func FuzzDecide(f *testing.F) {
 			}
 		}
 	})
-}
-
-func shape(f *sidecar.Facts, p *sidecar.Policy, bits byte, text, role string) {
-	f.HostNetwork = bits&bitHostNetwork != 0
-	p.AmbientEnabled, f.Selected = bits&bitAmbient != 0, bits&bitNative != 0
-	for bit, c := range map[byte]change{
-		bitIstioInit: also(sidecar.Container{Name: "istio-init", Init: true}),
-		bitNative:    also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{text, role}}),
-		bitNoStatus:  notInjected,
-		bitLabel:     injectLabel(text),
-	} {
-		if bits&bit != 0 {
-			c(f, p)
-		}
-	}
-	if bits&bitNoArgs == 0 {
-		args("proxy", role)(f, p)
-	}
-	if bits&bitNoProxy != 0 {
-		proxyCalled("x")(f, p)
-	}
 }
