@@ -29,14 +29,7 @@ const (
 
 // String returns "IPv4", "IPv6", "inet" or "netdev".
 func (f Family) String() string {
-	switch f {
-	case Inet:
-		return "inet"
-	case Netdev:
-		return "netdev"
-	case IPv4, IPv6:
-	}
-	return fmt.Sprintf("IPv%d", uint8(f))
+	return map[Family]string{Inet: "inet", IPv4: "IPv4", IPv6: "IPv6", Netdev: "netdev"}[f]
 }
 
 // Set is the content of the tables of one family, in canonical form: tables by name, in each table the built-in chains

@@ -120,5 +120,5 @@ func begin(p Packet) []reading {
 }
 
 func (c *course) walker(s ruleset.States) *walker {
-	return &walker{course: c, state: s, passed: map[bool]int{}}
+	return &walker{course: c, state: s, passed: -1}
 }

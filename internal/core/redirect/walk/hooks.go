@@ -44,8 +44,9 @@ type walker struct {
 	omitted, steps int
 	// calls are the hops of the jumps that lead to the current chain.
 	calls []int
-	// passed has the last hop that let the packet pass, in nat and elsewhere.
-	passed map[bool]int
+	// passed is the last hop that let the packet pass where the mesh decides, -1 without one: in nat (inNat) or, without one there, elsewhere.
+	passed int
+	inNat  bool
 	ended  []reading
 	limit  string
 }

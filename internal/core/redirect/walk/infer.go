@@ -69,7 +69,6 @@ type parts struct {
 	chain   string
 	returns bool
 	port    uint16
-	tproxy  bool
 
 	in, out string
 	dst     netip.Prefix
@@ -93,7 +92,7 @@ func partsOf(r ruleset.Rule) (p parts) {
 	case ruleset.RedirectTo:
 		p.port = uint16(t)
 	case ruleset.TProxy:
-		p.port, p.tproxy = t.Port, true
+		p.port = t.Port
 	}
 	for _, m := range r.Matches {
 		p.match(m)
@@ -152,7 +151,7 @@ func (g *guess) rule(at string, r parts) {
 	case "nat/ISTIO_IN_REDIRECT":
 		g.InboundPort = r.port
 	case "mangle/ISTIO_TPROXY":
-		if r.tproxy {
+		if r.port != 0 {
 			g.Mode, g.InboundPort = redirect.TPROXY, r.port
 		}
 	case "nat/ISTIO_INBOUND", "mangle/ISTIO_INBOUND":

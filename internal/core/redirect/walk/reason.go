@@ -229,12 +229,7 @@ type outcome struct {
 
 // outcome joins the readings.
 func (w *walker) outcome() outcome {
-	o := outcome{Result: Result{Hops: w.hops, Omitted: w.omitted}, limit: w.limit, ended: w.ended, passed: -1}
-	for _, nat := range []bool{false, true} {
-		if hop, some := w.passed[nat]; some {
-			o.passed = hop
-		}
-	}
+	o := outcome{Result: Result{Hops: w.hops, Omitted: w.omitted}, limit: w.limit, ended: w.ended, passed: w.passed}
 	i := slices.IndexFunc(w.ended, func(r reading) bool { return r.because < 0 })
 	if w.limit != "" || i < 0 {
 		return o

@@ -61,8 +61,8 @@ func (w *walker) verdict(s *stage, v ruleset.Verdict, p *reading, hop int) onwar
 	if v == ruleset.Drop {
 		return w.over(s, *p, Dropped, hop)
 	}
-	if p.because < 0 && destination(s.hook.Name) {
-		w.passed[s.hook.Type == "nat"] = hop
+	if nat := s.hook.Type == "nat"; p.because < 0 && destination(s.hook.Name) && (nat || !w.inNat) {
+		w.passed, w.inNat = hop, nat
 	}
 	if v == ruleset.Return {
 		return back
