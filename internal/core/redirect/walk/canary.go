@@ -90,9 +90,11 @@ func (n Namespace) comparisons() iter.Seq[comparison] {
 		}
 		links, sets := n.links(), n.Wanted.Sets()
 		rules := rulesOf(sets)
-		for _, f := range n.Wanted.captured() {
+		for _, f := range n.Wanted.Families.Captured() {
+			if f == ruleset.IPv4 && !n.Wanted.Families.HasIPv4 {
+				continue
+			}
 			k := comparison{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
-			k.sources = k.live.sources()
 			k.list = k.canaries(links, n.Own)
 			if !yield(k) {
 				return
@@ -107,8 +109,6 @@ type comparison struct {
 
 	family       ruleset.Family
 	live, wanted *course
-	// sources are the networks that foreign nat rules match as a source.
-	sources []netip.Prefix
 	// list has the canaries.
 	list []canary
 }
@@ -149,17 +149,6 @@ func (n Namespace) namedLinks() (named []string) {
 // at returns a Hop that has only the place of the rule.
 func (h Hop) at() Hop {
 	return Hop{Family: h.Family, Set: h.Set, Table: h.Table, Chain: h.Chain, Number: h.Number}
-}
-
-// captured returns the families that the mesh captures.
-func (w Wanted) captured() (all []ruleset.Family) {
-	if w.Families.HasIPv4 {
-		all = append(all, ruleset.IPv4)
-	}
-	if w.Families.IPv6 == redirect.Captured {
-		all = append(all, ruleset.IPv6)
-	}
-	return all
 }
 
 // deviations compares the paths of a canary, in both orders of the sets that share a hook and a priority.
@@ -219,8 +208,10 @@ func (k comparison) accepts(c canary, r reading, arrives bool) bool {
 // of a container network behind the namespace.
 func (k comparison) leaves(r reading) bool {
 	to := r.to.Addr()
-	nested := slices.ContainsFunc(k.sources, func(n netip.Prefix) bool { return n.Contains(to) })
-	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.Own, to) && !nested
+	nested := func() bool {
+		return slices.ContainsFunc(k.live.sources(), func(n netip.Prefix) bool { return n.Contains(to) })
+	}
+	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.Own, to) && !nested()
 }
 
 // sources returns the networks of more than one address that foreign nat rules match as a source.

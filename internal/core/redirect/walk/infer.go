@@ -40,9 +40,8 @@ type guess struct {
 	redirect.Spec
 
 	family ruleset.Family
-	// returned has the groups whose traffic passes, families the families with rules for outgoing packets.
+	// returned has the groups whose traffic passes.
 	returned []uint32
-	families []ruleset.Family
 	// tunnel is set after the rule for the tunnel's port; own has the families of the rules for the pod's own addresses.
 	tunnel bool
 	own    []ruleset.Family
@@ -192,7 +191,7 @@ func (g *guess) inbound(at string, r parts) {
 // output reads the outbound networks and ports.
 func (g *guess) output(r parts) {
 	family := max(g.family, r.family)
-	g.families = once(g.families, family)
+	g.DualStack = g.DualStack || family == ruleset.IPv6
 	network, networked := r.dst, r.dst.IsValid()
 	bare := r.matches == 0 && !r.protocol
 	switch {
@@ -300,7 +299,6 @@ func (g *guess) complete(n Namespace) {
 	if len(g.Inbound.List) == 0 && (g.arrives || len(g.InboundExclude) > 0) {
 		g.Inbound.All = true
 	}
-	g.DualStack = slices.Contains(g.families, ruleset.IPv6)
 	g.Mark = cmp.Or(g.Mark, redirect.DefaultMark)
 	g.Table = cmp.Or(n.Tables[g.Mark], g.Table)
 }
