@@ -254,9 +254,7 @@ func TestParse_BadValues(t *testing.T) {
 					if prefix := fmt.Sprintf(`annotation "some/key": value %q: `, text); !strings.HasPrefix(bad.Error(), prefix) || !strings.Contains(bad.Error(), want) {
 						t.Errorf("error is\n%s, want\n%s…%s", bad, prefix, want)
 					}
-					if diff := cmp.Diff(redirect.Default(), got, specs); diff != "" {
-						t.Errorf("the Spec was changed all the same:\n%s", diff)
-					}
+					check.Diff(t, "the Spec was changed all the same", redirect.Default(), got, specs)
 				})
 			})
 		}
@@ -318,9 +316,7 @@ func TestParse_FieldsWithoutValue(t *testing.T) {
 
 func TestParse_GroupNamesInAnnotations(t *testing.T) {
 	_, err := redirect.Parse(redirect.Default(), written{redirect.FieldOwnerGroups: "istio"}.values(), redirect.Dialect{Strict: true})
-	if want := `test: value "istio": "istio" is not a group: want a number, or a name known here`; fmt.Sprint(err) != want {
-		t.Errorf("error is %v, want %s", err, want)
-	}
+	check.Fails(t, err, `test: value "istio": "istio" is not a group: want a number, or a name known here`)
 }
 
 // listOf returns a list of equal entries.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // ports makes a chain of the mesh with a rule for each port.
@@ -125,9 +126,7 @@ func TestCompare_LongChains(t *testing.T) {
 			if !slices.EqualFunc(wanted.Rules, want, ruleset.Rule.Equal) || !slices.EqualFunc(present.Rules, have, ruleset.Rule.Equal) {
 				t.Errorf("the lines lead from %d rules to %d, want from %d to %d", len(have), len(want), len(present.Rules), len(wanted.Rules))
 			}
-			if got, want := d.Summary(1), "IPv4 nat/"+wanted.Name+": "+test.summary; got != want {
-				t.Errorf("Summary is\n%s, want\n%s", got, want)
-			}
+			check.Equal(t, d.Summary(1), "IPv4 nat/"+wanted.Name+": "+test.summary)
 			if ruleset.Reconcile(natOf(wanted), natOf(present), owned).Empty() {
 				t.Error("the program is empty")
 			}

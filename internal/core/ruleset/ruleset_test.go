@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -126,9 +124,7 @@ func TestParse_Refusals(t *testing.T) {
 			if !strings.HasPrefix(err.Error(), "parsing IPv6 rules") || len(err.Error()) > 400 {
 				t.Errorf("error is %v", err)
 			}
-			if diff := cmp.Diff(ruleset.Set{}, set); diff != "" {
-				t.Errorf("Parse returned a Set with the error:\n%s", diff)
-			}
+			check.Diff(t, "Parse returned a Set with the error", ruleset.Set{}, set)
 		})
 	}
 }

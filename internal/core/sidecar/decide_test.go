@@ -275,9 +275,7 @@ func wellFormed(t *testing.T, d sidecar.Decision) {
 	if _, ofAmbient := d.Wanted().(ambient.Spec); ofSidecar != (d.Outcome == sidecar.Capture) || ofAmbient != (d.Outcome == sidecar.Enrol) {
 		t.Errorf("outcome is %d and the wanted redirection %T", d.Outcome, d.Wanted())
 	}
-	if (d.Err != nil) != (d.Outcome == sidecar.Refuse) {
-		t.Errorf("outcome is %d and the error %v", d.Outcome, d.Err)
-	}
+	check.Equal(t, d.Err != nil, d.Outcome == sidecar.Refuse, "the error is", d.Err)
 	if diff := cmp.Diff(redirect.Spec{}, d.Spec, specs); (diff != "") != (d.Outcome == sidecar.Capture) {
 		t.Errorf("outcome is %d and the Spec\n%s", d.Outcome, diff)
 	}
@@ -316,9 +314,7 @@ func TestDecide_FirstReason(t *testing.T) {
 				continue // without a proxy there is no environment
 			}
 			t.Run(fmt.Sprintf("%s wins over %s", first.reason, second.reason), func(t *testing.T) {
-				if d := sidecar.Decide(pod(second.cause, first.cause)); d.Reason != first.reason {
-					t.Errorf("the pod is %s, want reason %s", d.Reason, first.reason)
-				}
+				check.Equal(t, sidecar.Decide(pod(second.cause, first.cause)).Reason, first.reason)
 			})
 		}
 	}

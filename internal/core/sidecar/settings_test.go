@@ -171,9 +171,7 @@ func TestDecide_BadSettings(t *testing.T) {
 		`securityContext.runAsGroup of container "istio-proxy" or its pod: value 4294967295 is not a user or group id`,
 	}
 	check.Diff(t, "problems", want, strings.Split(fmt.Sprint(d.Err), "\n"))
-	if len(d.Warnings) != 1 {
-		t.Errorf("warnings are %q, want one", d.Warnings)
-	}
+	check.Equal(t, len(d.Warnings), 1, "warnings", d.Warnings)
 	wellFormed(t, d)
 }
 
@@ -185,9 +183,8 @@ func TestDecide_UnreadableSwitches(t *testing.T) {
 		want = append(want, fmt.Sprintf(`ignoring environment variable %s of container "istio-proxy": it is not a boolean`, name))
 	}
 	d := sidecar.Decide(pod(changes...))
-	if diff := cmp.Diff(redirect.Default(), d.Spec, specs) + cmp.Diff(want, d.Warnings); diff != "" {
-		t.Errorf("Spec and warnings (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "Spec", redirect.Default(), d.Spec, specs)
+	check.Diff(t, "warnings", want, d.Warnings)
 }
 
 func TestDecide_OwnAnnotations(t *testing.T) {

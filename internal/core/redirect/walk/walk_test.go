@@ -144,9 +144,7 @@ func TestWalk_Rules(t *testing.T) {
 func TestWalk_Zones(t *testing.T) {
 	set := live(ruleset.IPv4, "raw OUTPUT -j CT --zone 2", "raw OUTPUT -j CT --zone 1", "raw PREROUTING -j CT --zone 3")
 	for want, p := range map[ruleset.Zone]walk.Packet{2: out(byLo), 3: in()} {
-		if r := (walk.Namespace{Live: []ruleset.Set{set}}).Walk(p); r.Zone != want {
-			t.Errorf("zone %d, want %d", r.Zone, want)
-		}
+		check.Equal(t, walk.Namespace{Live: []ruleset.Set{set}}.Walk(p).Zone, want)
 	}
 }
 
@@ -256,9 +254,7 @@ func TestWalk_Deviations(t *testing.T) {
 				chain.Rules = slices.DeleteFunc(chain.Rules, func(r ruleset.Rule) bool { return c.chain == "" || chain.Name == c.chain && r.String() == c.deleted })
 			}
 		}
-		if diff := cmp.Diff(c.want, n.Walk(out()).Summary); diff != "" {
-			t.Error(diff)
-		}
+		check.Diff(t, "Summary", c.want, n.Walk(out()).Summary)
 	}
 }
 
@@ -279,13 +275,8 @@ func TestWalk_NativeRulesOfOthers(t *testing.T) {
 	other := ruleset.Listed([]ruleset.Match{ruleset.Other{Text: "[socket]"}}, ruleset.Drop, []ruleset.Match{ruleset.Other{Text: "[socket]"}, ruleset.Drop})
 	chain.Rules = append([]ruleset.Rule{other}, chain.Rules...)
 	r := n.Walk(out())
-	const want = `cannot tell, because rule 1 of istio-proxy-nat output ("[socket] drop") may match`
-	if diff := cmp.Diff(want, r.Summary); diff != "" {
-		t.Error(diff)
-	}
-	if r := n.Walk(in()); r.Verdict != walk.Redirected {
-		t.Error(r.Summary)
-	}
+	check.Equal(t, r.Summary, `cannot tell, because rule 1 of istio-proxy-nat output ("[socket] drop") may match`)
+	check.Equal(t, n.Walk(in()).Verdict, walk.Redirected)
 }
 
 // TestWalk_TwoSets: where two sets of tables have the same hook and priority, the order matters unless both end alike.
@@ -293,9 +284,7 @@ func TestWalk_TwoSets(t *testing.T) {
 	first := live(ruleset.IPv4, "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001")
 	for want, rule := range map[string]string{"redirected": "nat OUTPUT -p tcp -j LOG", "cannot-tell": "nat OUTPUT -p tcp -j REDIRECT --to-ports 1"} {
 		for _, sets := range [][]ruleset.Set{{first, live(ruleset.IPv4, rule)}, {live(ruleset.IPv4, rule), first}} {
-			if r := (walk.Namespace{Owner: redirect.Sidecar(), Live: sets}).Walk(out()); r.Verdict.String() != want {
-				t.Errorf("%s: %s, want %s", rule, r.Summary, want)
-			}
+			check.Equal(t, walk.Namespace{Owner: redirect.Sidecar(), Live: sets}.Walk(out()).Verdict.String(), want, rule)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestWays: the ends of each kind of packets by the live rules, and whether the wanted rules have them.
@@ -45,9 +46,7 @@ func TestWays(t *testing.T) {
 			}
 		}
 		for packets, want := range test.want {
-			if got[packets] != want {
-				t.Errorf("%s: %s: %s, want %s", name, packets, got[packets], want)
-			}
+			check.Equal(t, got[packets], want, name, packets)
 		}
 	}
 	if ways := (walk.Namespace{}).Ways(); ways != nil {
