@@ -145,9 +145,6 @@ func TestDecide(t *testing.T) {
 		{"an init container istio-validation decides nothing", []change{also(sidecar.Container{Name: "istio-validation", Init: true})}, sidecar.Captured, ""},
 
 		{"DISABLE_ENVOY true", []change{env("DISABLE_ENVOY", "true")}, sidecar.EnvoyDisabled, ""},
-		{"DISABLE_ENVOY 1", []change{env("DISABLE_ENVOY", "1")}, sidecar.EnvoyDisabled, ""},
-		{"DISABLE_ENVOY t", []change{env("DISABLE_ENVOY", "t")}, sidecar.EnvoyDisabled, ""},
-		{"DISABLE_ENVOY TRUE", []change{env("DISABLE_ENVOY", "TRUE")}, sidecar.EnvoyDisabled, ""},
 		{"DISABLE_ENVOY false", []change{env("DISABLE_ENVOY", "false")}, sidecar.Captured, ""},
 		{"DISABLE_ENVOY that cannot be read", []change{env("DISABLE_ENVOY", "yes")}, sidecar.Captured, ""},
 		{"DISABLE_ENVOY by valueFrom", []change{env("DISABLE_ENVOY", "")}, sidecar.Captured, ""},
@@ -168,8 +165,6 @@ func TestDecide(t *testing.T) {
 		{"the role elsewhere", []change{args("--x", "proxy", "router")}, sidecar.Captured, ""},
 
 		{"label inject false", []change{injectLabel("false")}, sidecar.InjectDisabled, `label "false"`},
-		{"label inject 0", []change{injectLabel("0")}, sidecar.InjectDisabled, `label "0"`},
-		{"label inject F", []change{injectLabel("F")}, sidecar.InjectDisabled, `label "F"`},
 		{"annotation inject false", []change{annotation(sidecar.InjectKey, "false")}, sidecar.InjectDisabled, `annotation "false"`},
 		{"label inject true", []change{injectLabel("true")}, sidecar.Captured, ""},
 		{"annotation inject true", []change{annotation(sidecar.InjectKey, "true")}, sidecar.Captured, ""},

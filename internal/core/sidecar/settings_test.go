@@ -156,7 +156,7 @@ func TestDecide_Settings(t *testing.T) {
 	}
 }
 
-// TestDecide_BadSettings: TestParse_BadValues and TestParse_LongLists of package redirect have the bad values of each field.
+// TestDecide_BadSettings: TestParse_BadValues and TestParse_Lists of package redirect have the bad values of each field.
 func TestDecide_BadSettings(t *testing.T) {
 	d := sidecar.Decide(pod(
 		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundExcludeKey, "10.0.0.0/8,"), annotation(sidecar.KubevirtInterfacesKey, "0"),
