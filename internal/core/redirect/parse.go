@@ -139,7 +139,7 @@ func Parse(base Spec, values Values, d Dialect) (Spec, error) {
 // readers returns the functions that read the fields.
 func (s *Spec) readers(d Dialect) map[Field]func(text string) error {
 	return map[Field]func(string) error{
-		FieldMode:                     into(&s.Mode, parseMode),
+		FieldMode:                     into(&s.Mode, oneOf("want REDIRECT or TPROXY, in capitals", Redirect, TPROXY)),
 		FieldOutbound:                 into(&s.Outbound, selection(d.networkList)),
 		FieldOutboundExclude:          into(&s.OutboundExclude, d.networkList),
 		FieldInboundExclude:           into(&s.InboundExclude, d.excludedPorts),
@@ -195,24 +195,20 @@ func (s *Spec) conflicts(values Values) []error {
 	return errs
 }
 
-func parseMode(text string) (Mode, error) {
-	switch text {
-	case Redirect.String():
-		return Redirect, nil
-	case TPROXY.String():
-		return TPROXY, nil
+// oneOf returns a function that reads one of the values.
+func oneOf[T fmt.Stringer](problem string, all ...T) func(string) (T, error) {
+	return func(text string) (v T, err error) {
+		i := slices.IndexFunc(all, func(one T) bool { return one.String() == text })
+		if i < 0 {
+			return v, errors.New(problem)
+		}
+		return all[i], nil
 	}
-	return 0, fmt.Errorf("want REDIRECT or TPROXY, in capitals")
 }
 
 // ParseSecondFamily reads bypass, capture or reject.
 func ParseSecondFamily(text string) (SecondFamily, error) {
-	for _, s := range []SecondFamily{Bypass, Capture, Reject} {
-		if text == s.String() {
-			return s, nil
-		}
-	}
-	return 0, fmt.Errorf("want bypass, capture or reject")
+	return oneOf("want bypass, capture or reject", Bypass, Capture, Reject)(text)
 }
 
 // list reads at most that many entries with a function, and reports the bad ones. Blank text is the empty list.

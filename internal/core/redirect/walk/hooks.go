@@ -126,21 +126,17 @@ func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *cour
 			c.table(Hop{Set: i, tool: set.Tool, Family: set.Family, Table: t.Name}, t.Chains)
 		}
 	}
-	ambiguous, reversed := false, *c
+	reversed := *c
 	reversed.stages = map[string][]stage{}
 	for hook, stages := range c.stages {
 		turned := slices.Clone(stages)
 		slices.Reverse(turned)
-		for _, order := range [][]stage{stages, turned} {
-			slices.SortStableFunc(order, stage.compare)
-		}
+		slices.SortStableFunc(stages, stage.compare)
+		slices.SortStableFunc(turned, stage.compare)
 		reversed.stages[hook] = turned
-		for i := range stages[1:] {
-			ambiguous = ambiguous || stages[i].compare(stages[i+1]) == 0
+		if !slices.EqualFunc(stages, turned, func(a, b stage) bool { return a.chain == b.chain }) {
+			c.reversed = &reversed
 		}
-	}
-	if ambiguous {
-		c.reversed = &reversed
 	}
 	return c
 }
