@@ -168,7 +168,7 @@ func TestOwned_ForeignReturnBehind(t *testing.T) {
 	s.Inbound, s.Outbound, s.RerouteInterfaces = redirect.Ports{}, redirect.Networks{}, []string{"vm0"}
 	want := redirect.Rules(s, ruleset.IPv4)
 	n := rulesettest.NewNamespace(want)
-	add(t, n, "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i eth8 -j RETURN\nCOMMIT\n")
+	check.OK(t, n.Add(rulesettest.Set("nat PREROUTING -i eth8 -j RETURN")))
 	have := n.Save()
 	if diff := ruleset.Compare(want, have, redirect.Sidecar().Owned(want, have)); !diff.Empty() {
 		t.Errorf("a foreign rule is a difference:\n%s", diff)

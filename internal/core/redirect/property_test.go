@@ -74,39 +74,18 @@ func missing(set ruleset.Set) string {
 	return ""
 }
 
-// foreign are rules of other programs, of kinds that occur in pods' namespaces. None resembles a rule of ours.
-const foreign = `*filter
-:INPUT DROP [0:0]
-:OUTPUT ACCEPT [0:0]
-:KUBE-FIREWALL - [0:0]
--A INPUT -j KUBE-FIREWALL
--A INPUT -p tcp -j DROP
--A OUTPUT -p udp -j DROP
--A KUBE-FIREWALL -m comment --comment "see -j ISTIO_OUTPUT" -j RETURN
-COMMIT
-*mangle
-:PREROUTING ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
--A PREROUTING -p tcp -m mark --mark 0x1/0xff -j MARK --set-xmark 0x2/0xffffffff
--A OUTPUT -o eth9 -j ACCEPT
-COMMIT
-*nat
-:PREROUTING ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
-:CNI-DN-1 - [0:0]
--A PREROUTING -p tcp -m tcp --dport 8888 -j CNI-DN-1
--A OUTPUT -m addrtype --dst-type LOCAL -j CNI-DN-1
--A OUTPUT -p tcp -m comment --comment "not -j ISTIO_OUTPUT \"either\"" -j LOG --log-prefix "x -j ISTIO_A"
--A OUTPUT -m addrtype --dst-type LOCAL -j CNI-DN-1
--A POSTROUTING -o eth9 -j MASQUERADE
--A CNI-DN-1 -p tcp -m tcp --dport 8888 -j DNAT --to-destination 10.9.9.9:80
-COMMIT
-*security
-:OUTPUT ACCEPT [0:0]
--A OUTPUT -d 10.9.0.0/16 -j ACCEPT
-COMMIT
-`
+// foreign returns rules of other programs, of kinds that occur in pods' namespaces. None resembles a rule of ours.
+func foreign() ruleset.Set {
+	return rulesettest.Set(
+		"filter INPUT DROP", "filter INPUT -j KUBE-FIREWALL", "filter INPUT -p tcp -j DROP", "filter OUTPUT -p udp -j DROP",
+		`filter KUBE-FIREWALL -m comment --comment "see -j ISTIO_OUTPUT" -j RETURN`,
+		"mangle PREROUTING -p tcp -m mark --mark 0x1/0xff -j MARK --set-xmark 0x2/0xffffffff", "mangle OUTPUT -o eth9 -j ACCEPT",
+		"nat PREROUTING -p tcp -m tcp --dport 8888 -j CNI-DN-1", "nat OUTPUT -m addrtype --dst-type LOCAL -j CNI-DN-1",
+		`nat OUTPUT -p tcp -m comment --comment "not -j ISTIO_OUTPUT \"either\"" -j LOG --log-prefix "x -j ISTIO_A"`,
+		"nat OUTPUT -m addrtype --dst-type LOCAL -j CNI-DN-1", "nat POSTROUTING -o eth9 -j MASQUERADE",
+		"nat CNI-DN-1 -p tcp -m tcp --dport 8888 -j DNAT --to-destination 10.9.9.9:80", "security OUTPUT -d 10.9.0.0/16 -j ACCEPT",
+	)
+}
 
 // TestSets_ReplaceEachOther goes from any Spec to any other and back to nothing, with and without foreign
 // rules, ahead of our rules or behind.
@@ -124,36 +103,24 @@ func TestSets_ReplaceEachOther(t *testing.T) {
 				for _, f := range families {
 					n := rulesettest.NewNamespace(ruleset.Set{Family: f})
 					if foreigners == first {
-						add(t, n, foreign)
+						check.OK(t, n.Add(foreign()))
 					}
 					n.Reach(t, redirect.Rules(before, f), redirect.Sidecar().Owned)
 					if foreigners == last {
-						add(t, n, foreign)
+						check.OK(t, n.Add(foreign()))
 					}
 					n.Reach(t, redirect.Rules(after, f), redirect.Sidecar().Owned)
 					n.Reach(t, redirect.RejectAll(f), redirect.Sidecar().Owned)
 					n.Reach(t, ruleset.Set{Family: f}, redirect.Sidecar().Owned)
 					want := rulesettest.NewNamespace(ruleset.Set{Family: f})
 					if foreigners != never {
-						add(t, want, foreign)
+						check.OK(t, want.Add(foreign()))
 					}
 					check.Diff(t, fmt.Sprintf("%s, %s: the namespace is not restored", spec, f), linesOf(want), linesOf(n))
 				}
 				before = after
 			}
 		})
-	}
-}
-
-// add adds the rules of iptables-save output to a namespace.
-func add(t *testing.T, n *rulesettest.Namespace, text string) {
-	t.Helper()
-	set, err := ruleset.Parse(n.Save().Family, text)
-	if err == nil {
-		err = n.Add(set)
-	}
-	if err != nil {
-		t.Error(err)
 	}
 }
 
