@@ -3,7 +3,6 @@ package ruleset_test
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -12,25 +11,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-func TestSet_EmptyAndEqual(t *testing.T) {
-	dropped := nat("OUTPUT -j DROP # one reason")
-	for _, test := range []struct {
-		name         string
-		set          ruleset.Set
-		empty, equal bool // compared with dropped
-	}{
-		{"no table", ruleset.Set{}, true, false},
-		{"built-in chains only", nat(), true, false},
-		{"an own chain without rules", nat("OWN_A:"), false, false},
-		{"the same rules for another reason", nat("OUTPUT -j DROP # another"), false, true},
-		{"another rule", nat("OUTPUT -j ACCEPT # one reason"), false, false},
-		{"another family", ruleset.Set{Family: ruleset.IPv6, Tables: dropped.Tables}, false, false},
-		{"a chain more", nat("OUTPUT -j DROP", "OWN_A:"), false, false},
-	} {
-		if empty, equal := test.set.Empty(), dropped.Equal(test.set); empty != test.empty || equal != test.equal {
-			t.Errorf("%s: Empty is %t, Equal is %t", test.name, empty, equal)
-		}
-	}
+func TestSet_Empty(t *testing.T) {
+	check.Equal(t, ruleset.Set{}.Empty(), true, "no table")
+	check.Equal(t, nat().Empty(), true, "built-in chains only")
+	check.Equal(t, nat("OWN_A:").Empty(), false, "an own chain without rules")
+	check.Equal(t, nat("OUTPUT -j DROP").Empty(), false, "a rule")
 }
 
 // TestParse_OutputOfTheTools reads the output of the nft and the legacy tools (1.8.9) for the same commands, with
@@ -49,14 +34,6 @@ func TestParse_OutputOfTheTools(t *testing.T) {
 				set, err := ruleset.Parse(f, string(text))
 				check.OK(t, err)
 				rulesettest.Golden(t, filepath.Join("canonical", family+".txt"), set.String())
-
-				rules := func(line string) bool { return strings.Contains(line, "-A ") }
-				for _, line := range slices.DeleteFunc(strings.Split(string(text), "\n"), func(l string) bool { return !rules(l) }) {
-					_, rule, _ := strings.Cut(line, "-A ")
-					if !strings.Contains(set.String(), "\n-A "+rule+"\n") {
-						t.Errorf("rule %q is missing", line)
-					}
-				}
 			})
 		}
 	}
