@@ -367,24 +367,21 @@ func translation(text, to string) Target {
 }
 
 func connMark(options []string, value func(string) string) Target {
-	packet, connection := uint32(0), uint32(0)
-	ok := true
-	if text := value("--nfmask"); text != "" {
-		packet, ok = mask(text)
-	}
-	if text := value("--ctmask"); text != "" && ok {
-		connection, ok = mask(text)
-	}
-	switch {
-	case !ok:
-	case slices.Contains(options, "--save-mark"):
-		return CopyMark{false, packet, connection}
-	case slices.Contains(options, "--restore-mark"):
-		return CopyMark{true, packet, connection}
-	default:
-		if v, m, ok := masked(value("--set-xmark")); ok {
-			return SetMark{v, m, true}
+	optional := func(text string) (uint32, bool) {
+		if text == "" {
+			return 0, true
 		}
+		return mask(text)
+	}
+	packet, ok := optional(value("--nfmask"))
+	connection, ok2 := optional(value("--ctmask"))
+	v, m, sets := masked(value("--set-xmark"))
+	switch restore := slices.Contains(options, "--restore-mark"); {
+	case !ok || !ok2:
+	case restore || slices.Contains(options, "--save-mark"):
+		return CopyMark{restore, packet, connection}
+	case sets:
+		return SetMark{v, m, true}
 	}
 	return Other{"-j CONNMARK " + strings.Join(options, " ")}
 }

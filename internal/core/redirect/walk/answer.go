@@ -9,7 +9,7 @@ import (
 // broken returns the rule that breaks the connection of a packet that arrives: it drops the replies or the following packets, or puts
 // the replies into another conntrack zone. It returns nil without such a rule, or if this is not known.
 func (c *course) broken(p Packet, o outcome) *Hop {
-	ends := o.Verdict == Passed || o.Verdict == Redirected || o.Verdict == HandedOver
+	ends := o.Verdict == Passed || o.Verdict.redirects()
 	hostile := len(o.Hops) > 2*maxShown // too many matching rules to walk three times
 	if !ends || hostile || o.limit != "" || o.Packet.State == ruleset.StateUntracked || !p.Outgoing && o.Packet.Type != local {
 		return nil

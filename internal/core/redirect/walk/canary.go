@@ -382,7 +382,7 @@ func (k comparison) first(p Packet, addresses []netip.Addr, ports []uint16) Pack
 	for _, a := range addresses {
 		for _, port := range ports {
 			q := to(p, a, port)
-			if v := k.wanted.walk(q.completed(k.live.Loopback)).Verdict; v == Redirected || v == HandedOver {
+			if k.wanted.walk(q.completed(k.live.Loopback)).Verdict.redirects() {
 				return q
 			}
 		}

@@ -17,20 +17,16 @@ func (n Namespace) Infer() (spec redirect.Spec, native, found bool) {
 	g := guess{Spec: redirect.Default()}
 	g.Inbound, g.InboundExclude, g.Outbound, g.OutboundPortsExclude = redirect.Ports{}, nil, redirect.Networks{}, nil
 	g.UIDs, g.GIDs, g.Mark, g.TunnelPort = nil, nil, 0, 0
-	for _, s := range n.Live {
-		for _, t := range s.Tables {
-			name, ours := strings.CutPrefix(t.Name, redirect.Sidecar().NativePrefix)
-			native = native || ours
-			for _, c := range t.Chains {
-				g.family, g.tunnel, g.own = s.Family, false, nil
-				chain := strings.ReplaceAll(strings.ToUpper(c.Name), "-", "_")
-				found = found || strings.HasPrefix(chain, redirect.Sidecar().ChainPrefix)
-				for _, r := range c.Rules {
-					g.rule(name+"/"+chain, partsOf(r))
-				}
-			}
+	eachChain(n.Live, func(f ruleset.Family, table string, c ruleset.Chain) {
+		name, ours := strings.CutPrefix(table, redirect.Sidecar().NativePrefix)
+		native = native || ours
+		g.family, g.tunnel, g.own = f, false, nil
+		chain := strings.ReplaceAll(strings.ToUpper(c.Name), "-", "_")
+		found = found || strings.HasPrefix(chain, redirect.Sidecar().ChainPrefix)
+		for _, r := range c.Rules {
+			g.rule(name+"/"+chain, partsOf(r))
 		}
-	}
+	})
 	g.complete(n)
 	return g.Spec, native, found
 }

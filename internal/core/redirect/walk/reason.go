@@ -152,12 +152,8 @@ func (w Wanted) course(f ruleset.Family, sets []ruleset.Set, rules map[place]rul
 // settings returns a minimal set of settings without which the wanted rules would redirect the packet. decided is the wanted
 // rule that lets it pass.
 func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
-	redirects := func(w Wanted) bool {
-		v := w.walk(p).Verdict
-		return v == Redirected || v == HandedOver
-	}
 	without := w.plain()
-	if !redirects(without) {
+	if !without.walk(p).Verdict.redirects() {
 		return nil
 	}
 	rule := ""
@@ -167,7 +163,7 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 	for _, s := range w.kinds() {
 		with := without
 		s.take(&with, &w)
-		if redirects(with) {
+		if with.walk(p).Verdict.redirects() {
 			without = with
 		} else {
 			names = append(names, s.of(&w, rule))

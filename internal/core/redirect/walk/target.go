@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -148,10 +149,7 @@ func (r *reading) handOver(t ruleset.TProxy, hop int) {
 func (r *reading) translate(w *walker, s *stage, n ruleset.NAT, hop int) {
 	p := &r.packet
 	old := p.Dst.Addr()
-	to := netip.AddrPortFrom(n.To, n.Port)
-	if n.Port == 0 {
-		to = netip.AddrPortFrom(n.To, p.Dst.Port())
-	}
+	to := netip.AddrPortFrom(n.To, cmp.Or(n.Port, p.Dst.Port()))
 	r.decided, r.destination = w.cause(hop), true
 	p.Translated |= ruleset.StateDNAT
 	if n.Port != 0 {

@@ -116,6 +116,8 @@ func (v Verdict) String() string {
 	return [...]string{"cannot-tell", "passed", "redirected", "handed-over", "dropped", "rejected"}[v]
 }
 
+func (v Verdict) redirects() bool { return v == Redirected || v == HandedOver }
+
 // Answer says whether a rule matches a packet.
 type Answer uint8
 
