@@ -177,14 +177,19 @@ func (r *reader) extension(name, value string, not bool) (m Match) {
 			m = States(bits) //nolint:gosec // seven names
 		}
 	default:
-		if p, ok := portRange(value); ok && slices.Contains(withPorts, r.module) && (name == "--sport" || name == "--dport") {
-			return Port{r.protocol, p, name == "--sport", not}
-		}
+		return r.port(name, value, not)
 	}
 	if m != nil && not {
 		return Not{m}
 	}
 	return m
+}
+
+func (r *reader) port(name, value string, not bool) Match {
+	if p, ok := portRange(value); ok && slices.Contains(withPorts, r.module) && (name == "--sport" || name == "--dport") {
+		return Port{r.protocol, p, name == "--sport", not}
+	}
+	return nil
 }
 
 // protocolNumber is the reverse of protocolName. "all" is 0.

@@ -12,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
 // TestInfer_Configuration: for any Spec, the inferred Spec has the same rules.
@@ -33,7 +34,7 @@ func TestInfer_Configuration(t *testing.T) {
 			}
 		}
 	}
-	if _, _, found := (walk.Namespace{Live: []ruleset.Set{live(ruleset.IPv4, "nat OUTPUT -j ACCEPT")}}).Infer(); found {
+	if _, _, found := (walk.Namespace{Live: []ruleset.Set{rulesettest.Set("nat OUTPUT -j ACCEPT")}}).Infer(); found {
 		t.Error("found a configuration without rules of the mesh")
 	}
 }

@@ -42,15 +42,8 @@ func to(text string) change { return func(p *walk.Packet) { p.Dst = netip.MustPa
 func from(text string) change       { return func(p *walk.Packet) { p.Src = netip.MustParseAddrPort(text) } }
 func byLo(p *walk.Packet)           { p.Out = "lo" }
 func state(s ruleset.States) change { return func(p *walk.Packet) { p.State = s } }
-func user(uid, gid uint32) change   { return func(p *walk.Packet) { p.UID, p.GID = uid, gid } }
+func byProxy(gid uint32) change     { return func(p *walk.Packet) { p.UID, p.GID = 1337, gid } }
 func proxied(p *walk.Packet)        { p.Outgoing, p.Out, p.Mark = true, "lo", 1337 }
-
-// live is rulesettest.Set for a family.
-func live(f ruleset.Family, lines ...string) ruleset.Set {
-	s := rulesettest.Set(lines...)
-	s.Family = f
-	return s
-}
 
 // short prints the result of a walk: the verdict, the port, and the rule that decided.
 func short(r walk.Result) string {
@@ -133,7 +126,7 @@ func TestWalk_Rules(t *testing.T) {
 		{"two readings that meet again", "dropped by filter/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -p tcp -j DROP"}},
 		{"the mark of a reading decides", "cannot-tell by mangle/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -m mark --mark 0x1 -j DROP"}},
 	} {
-		n := walk.Namespace{Live: []ruleset.Set{live(ruleset.IPv4, tt.rules...)}, Delivered: map[ruleset.Family][]ruleset.Mark{ruleset.IPv4: {{Value: 1337}}}}
+		n := walk.Namespace{Live: []ruleset.Set{rulesettest.Set(tt.rules...)}, Delivered: map[ruleset.Family][]ruleset.Mark{ruleset.IPv4: {{Value: 1337}}}}
 		if r := n.Walk(tt.p); short(r) != tt.want {
 			t.Errorf("%s: %s, want %s\n%s\n%+v", tt.name, short(r), tt.want, r.Summary, r.Hops)
 		}
@@ -142,7 +135,7 @@ func TestWalk_Rules(t *testing.T) {
 
 // TestWalk_Zones: the first zone stays, also for packets that come back by lo.
 func TestWalk_Zones(t *testing.T) {
-	set := live(ruleset.IPv4, "raw OUTPUT -j CT --zone 2", "raw OUTPUT -j CT --zone 1", "raw PREROUTING -j CT --zone 3")
+	set := rulesettest.Set("raw OUTPUT -j CT --zone 2", "raw OUTPUT -j CT --zone 1", "raw PREROUTING -j CT --zone 3")
 	for want, p := range map[ruleset.Zone]walk.Packet{2: out(byLo), 3: in()} {
 		check.Equal(t, walk.Namespace{Live: []ruleset.Set{set}}.Walk(p).Zone, want)
 	}
@@ -179,7 +172,7 @@ func reasonCases() []reasonCase {
 			s.OutboundPortsExclude, s.OutboundExclude = ruleset.PortList(80), spectest.Prefixes("10.0.0.0/8")
 		}, out(), past + "excludeOutboundIPRanges=10.0.0.0/8" + annotation + "excludeOutboundIPRanges) and excludeOutboundPorts=80" + annotation + "excludeOutboundPorts)"},
 		{func(s *redirect.Spec) { s.UIDs = []uint32{1000} }, out(), always + "the proxy itself is never captured: no loops"},
-		{func(*redirect.Spec) {}, out(user(1337, 5)), always + "the proxy itself is never captured: no loops"},
+		{func(*redirect.Spec) {}, out(byProxy(5)), always + "the proxy itself is never captured: no loops"},
 		{func(*redirect.Spec) {}, out(ofUDP), udp},
 		{func(*redirect.Spec) {}, out(ofUDP, to("10.0.0.7:53")), udp},
 		{func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: []uint32{1}} }, out(), past + "the captured groups=1"},
@@ -188,7 +181,7 @@ func reasonCases() []reasonCase {
 		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(ofUDP, to("10.0.0.7:53")), "is redirected to port 15053: DNS goes to the sidecar agent"},
 		{func(s *redirect.Spec) { s.DNS, s.OutboundPortsExclude = redirect.DNSAll, ruleset.PortList(53) }, out(ofUDP, to("10.0.0.7:53")), past + "excludeOutboundPorts=53" + annotation + "excludeOutboundPorts)"},
 		{func(s *redirect.Spec) { s.OutboundPortsExclude = ruleset.PortList(53) }, out(ofUDP, to("10.0.0.7:53")), udp},
-		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(ofUDP, to("10.0.0.7:53"), user(1337, 5)), always + "the proxy itself is never captured: no loops"},
+		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(ofUDP, to("10.0.0.7:53"), byProxy(5)), always + "the proxy itself is never captured: no loops"},
 		{func(*redirect.Spec) {}, in(), "is redirected to port 15006: every other inbound port is captured"},
 		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(80)} }, in(), "is redirected to port 15006: this inbound port is captured"},
 		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(81, 82, 83, 84)} }, in(), pastIn + "includeInboundPorts=81,82,83,… (1 more)" + annotation + "includeInboundPorts)"},
@@ -199,7 +192,7 @@ func reasonCases() []reasonCase {
 		{func(s *redirect.Spec) { s.Mode = redirect.TPROXY }, out(proxied), always + "the app calls its own pod: directly"},
 		{func(s *redirect.Spec) { s.DropInvalid = true }, in(state(ruleset.StateInvalid)), "is dropped: packets that fit no connection are dropped"},
 		{func(*redirect.Spec) {}, out(byLo, from("127.0.0.6:1")), always + "the proxy hands an inbound connection to the app"},
-		{func(*redirect.Spec) {}, out(byLo, user(1337, 1337)), "is redirected to port 15006: the proxy calls its own pod: through the inbound listener"},
+		{func(*redirect.Spec) {}, out(byLo, byProxy(1337)), "is redirected to port 15006: the proxy calls its own pod: through the inbound listener"},
 	}
 }
 
@@ -262,7 +255,7 @@ func TestWalk_Deviations(t *testing.T) {
 func TestWalk_AnotherInterfaceNamedLo(t *testing.T) {
 	w := walk.Wanted{Spec: redirect.Default()}
 	n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w, Loopback: "lo0"}
-	r := n.Walk(out(byLo, user(1337, 1337)))
+	r := n.Walk(out(byLo, byProxy(1337)))
 	check.Equal(t, r.Verdict, walk.Redirected)
 	check.Equal(t, r.Expected, walk.Passed)
 }
@@ -281,9 +274,9 @@ func TestWalk_NativeRulesOfOthers(t *testing.T) {
 
 // TestWalk_TwoSets: where two sets of tables have the same hook and priority, the order matters unless both end alike.
 func TestWalk_TwoSets(t *testing.T) {
-	first := live(ruleset.IPv4, "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001")
+	first := rulesettest.Set("nat OUTPUT -p tcp -j REDIRECT --to-ports 15001")
 	for want, rule := range map[string]string{"redirected": "nat OUTPUT -p tcp -j LOG", "cannot-tell": "nat OUTPUT -p tcp -j REDIRECT --to-ports 1"} {
-		for _, sets := range [][]ruleset.Set{{first, live(ruleset.IPv4, rule)}, {live(ruleset.IPv4, rule), first}} {
+		for _, sets := range [][]ruleset.Set{{first, rulesettest.Set(rule)}, {rulesettest.Set(rule), first}} {
 			check.Equal(t, walk.Namespace{Owner: redirect.Sidecar(), Live: sets}.Walk(out()).Verdict.String(), want, rule)
 		}
 	}
