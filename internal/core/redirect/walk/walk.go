@@ -153,8 +153,8 @@ type Hop struct {
 
 // HopOf returns the hop of the i-th rule of a chain, for a packet that matches.
 func (n Namespace) HopOf(f ruleset.Family, table string, c ruleset.Chain, i int) Hop {
-	r := c.Rules[i]
-	return Hop{Family: f, Table: table, Chain: c.Name, Number: i + 1, Rule: r.String(), Target: r.Target, Answer: Yes, other: n.other(f, table, c)}
+	r, other := c.Rules[i], n.other(f, table, c)
+	return Hop{Family: f, Table: table, Chain: c.Name, Number: i + 1, Rule: r.String(), Target: r.Target, Answer: Yes, other: other}
 }
 
 // other reports whether a base chain belongs neither to iptables nor to the native tables.

@@ -229,12 +229,14 @@ func TestWalk_Reasons(t *testing.T) {
 
 // TestWalk_Deviations: where the live rules differ from the wanted rules, the sentence names the rule.
 func TestWalk_Deviations(t *testing.T) {
+	const though = ", though the wanted rules redirect it to port 15001: "
+	const past = "goes out unredirected" + though
 	for _, c := range []struct{ chain, added, deleted, want string }{
-		{"OUTPUT", "-p tcp -m tcp --dport 80 -j RETURN", "", `goes out unredirected, though the wanted rules redirect it to port 15001: rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`},
-		{"OUTPUT", "-p tcp -j REDIRECT --to-ports 8080", "", `is redirected to port 8080, though the wanted rules redirect it to port 15001: rule 1 of nat OUTPUT ("-p tcp -j REDIRECT --to-ports 8080") is not the mesh's`},
-		{"OUTPUT", "", "-j ISTIO_OUTPUT", `goes out unredirected, though the wanted rules redirect it to port 15001: rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing or out of order`},
-		{"ISTIO_OUTPUT", "", "-j ISTIO_REDIRECT", `goes out unredirected, though the wanted rules redirect it to port 15001: rule 11 of nat ISTIO_OUTPUT ("-j ISTIO_REDIRECT") is missing or out of order`},
-		{"", "", "", `goes out unredirected, though the wanted rules redirect it to port 15001: rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing or out of order`},
+		{"OUTPUT", "-p tcp -m tcp --dport 80 -j RETURN", "", past + `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`},
+		{"OUTPUT", "-p tcp -j REDIRECT --to-ports 8080", "", "is redirected to port 8080" + though + `rule 1 of nat OUTPUT ("-p tcp -j REDIRECT --to-ports 8080") is not the mesh's`},
+		{"OUTPUT", "", "-j ISTIO_OUTPUT", past + `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing or out of order`},
+		{"ISTIO_OUTPUT", "", "-j ISTIO_REDIRECT", past + `rule 11 of nat ISTIO_OUTPUT ("-j ISTIO_REDIRECT") is missing or out of order`},
+		{"", "", "", past + `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing or out of order`},
 	} {
 		w := walk.Wanted{Spec: redirect.Default()}
 		n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w}
@@ -244,7 +246,9 @@ func TestWalk_Deviations(t *testing.T) {
 				if table.Name == "nat" && chain.Name == c.chain && c.added != "" {
 					chain.Rules = append([]ruleset.Rule{ruleset.Read(c.added)}, chain.Rules...)
 				}
-				chain.Rules = slices.DeleteFunc(chain.Rules, func(r ruleset.Rule) bool { return c.chain == "" || chain.Name == c.chain && r.String() == c.deleted })
+				chain.Rules = slices.DeleteFunc(chain.Rules, func(r ruleset.Rule) bool {
+					return c.chain == "" || chain.Name == c.chain && r.String() == c.deleted
+				})
 			}
 		}
 		check.Diff(t, "Summary", c.want, n.Walk(out()).Summary)
