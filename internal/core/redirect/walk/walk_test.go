@@ -113,6 +113,7 @@ func TestWalk_Rules(t *testing.T) {
 		}},
 		{"what arrives has no sender", "passed", in(), []string{"mangle PREROUTING -m owner ! --uid-owner 5 -j DROP", "mangle PREROUTING -m owner --uid-owner 0 -j DROP"}},
 		{"a broadcast", "dropped by filter/OUTPUT 1", out(to("255.255.255.255:67")), []string{"filter OUTPUT -m addrtype --dst-type BROADCAST -j DROP"}},
+		{"multicast", "dropped by filter/OUTPUT 1", out(to("224.0.0.7:67")), []string{"filter OUTPUT -m addrtype --dst-type MULTICAST -j DROP"}},
 		{"the older DNAT", "redirected 15053 by nat/OUTPUT 1", out(), []string{"nat OUTPUT -p tcp -j DNAT --to-destination 127.0.0.1:15053"}},
 		{"a comment is no target", redirected, out(), []string{"filter OUTPUT -m comment --comment -j -p udp -j DROP", `filter OUTPUT ! -o eth0 -m comment --comment "a \" -j DROP" -j DROP`, toProxy}},
 

@@ -52,4 +52,7 @@ func TestWays(t *testing.T) {
 	if ways := (walk.Namespace{}).Ways(); ways != nil {
 		t.Errorf("without wanted rules: %v", ways)
 	}
+	n := ambientPod(ambient.Spec{Config: ambient.DefaultConfig()}, false)
+	n.Live = nil
+	check.Contains(t, fmt.Sprint(n.Deviations()), "IPv4: the app's outbound TCP connections go out unredirected")
 }
