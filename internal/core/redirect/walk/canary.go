@@ -3,7 +3,6 @@ package walk
 import (
 	"cmp"
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -67,7 +66,7 @@ type canary struct {
 // A drop by a firewall behind the mesh's redirection is a deviation only if all packets of the kind are dropped. It returns nil if
 // no rules are wanted, or lo is not the loopback device.
 func (n Namespace) Deviations() (all []Deviation) {
-	for k := range n.comparisons() {
+	for _, k := range n.comparisons() {
 		for _, name := range n.Unread[k.family] {
 			all = append(all, Deviation{Family: k.family, Packets: "packets pass " + name + ", which cannot be read here", Foreign: true})
 		}
@@ -82,25 +81,22 @@ func (n Namespace) Deviations() (all []Deviation) {
 	return all
 }
 
-// comparisons yields one comparison for each family that the mesh captures, none if no rules are wanted or lo is not the loopback device.
-func (n Namespace) comparisons() iter.Seq[comparison] {
-	return func(yield func(comparison) bool) {
-		if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // package route reports this: all other deviations follow from it
-			return
-		}
-		links, sets := n.links(), n.Wanted.Sets()
-		rules := rulesOf(sets)
-		for _, f := range n.Wanted.Families.Captured() {
-			if f == ruleset.IPv4 && !n.Wanted.Families.HasIPv4 {
-				continue
-			}
-			k := comparison{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
-			k.list = k.canaries(links, n.Own)
-			if !yield(k) {
-				return
-			}
-		}
+// comparisons returns one comparison for each family that the mesh captures, none if no rules are wanted or lo is not the loopback device.
+func (n Namespace) comparisons() (all []comparison) {
+	if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // package route reports this: all other deviations follow from it
+		return nil
 	}
+	links, sets := n.links(), n.Wanted.Sets()
+	rules := rulesOf(sets)
+	for _, f := range n.Wanted.Families.Captured() {
+		if f == ruleset.IPv4 && !n.Wanted.Families.HasIPv4 {
+			continue
+		}
+		k := comparison{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
+		k.list = k.canaries(links, n.Own)
+		all = append(all, k)
+	}
+	return all
 }
 
 // comparison compares the paths of canaries of a family.

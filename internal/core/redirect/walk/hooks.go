@@ -116,7 +116,7 @@ func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *cour
 	n.Loopback = cmp.Or(n.Loopback, "lo")
 	c := &course{Namespace: n, family: f, stages: map[string][]stage{}, wanted: wanted}
 	if n.Wanted != nil {
-		c.proxy = slices.Collect(n.Wanted.Spec.Identities())
+		c.proxy = n.Wanted.Spec.Identities()
 	}
 	for i, set := range n.Live {
 		if set.Family != f && set.Family != ruleset.Inet && set.Family != ruleset.Netdev {

@@ -22,7 +22,7 @@ type End struct {
 
 // Ways returns the ways of the packets that Deviations compares, by family and kind. It is nil where Deviations is.
 func (n Namespace) Ways() (all []Way) {
-	for k := range n.comparisons() {
+	for _, k := range n.comparisons() {
 		unread := len(n.Unread[k.family]) > 0
 		for _, c := range k.list {
 			i := slices.IndexFunc(all, func(w Way) bool { return w.Family == k.family.String() && w.Packets == c.name })
