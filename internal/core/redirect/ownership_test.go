@@ -130,16 +130,6 @@ func TestOwned_ForeignReturn(t *testing.T) {
 	}
 }
 
-// TestOwned_WantedRules: a wanted rule is owned even if it has no known shape.
-func TestOwned_WantedRules(t *testing.T) {
-	want := rulesettest.Set("nat OUTPUT -o eth9 -j ACCEPT")
-	have := rulesettest.Set("nat OUTPUT -p udp -j DROP", "nat OUTPUT -o eth9 -j ACCEPT")
-	owned := redirect.Sidecar().Owned(want, have)
-	if owned.OwnsRule("nat", "OUTPUT", 0) || !owned.OwnsRule("nat", "OUTPUT", 1) {
-		t.Errorf("owned is %+v, want the second rule of nat/OUTPUT only", owned.Rules)
-	}
-}
-
 // TestOwned_ShapesAlone: programming a namespace must not remove rules that merely look like the mesh's.
 func TestOwned_ShapesAlone(t *testing.T) {
 	foreign := []string{

@@ -88,14 +88,6 @@ func program(table string, lines ...string) string {
 	return "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 }
 
-// TestReconcile_OwnedOfWantedChains: a wanted chain that exists and is not marked as owned is filled once.
-func TestReconcile_OwnedOfWantedChains(t *testing.T) {
-	want := nat("OWN_A -j DROP", "OWN_A -j ACCEPT")
-	n := rulesettest.NewNamespace(nat("OWN_A -j ACCEPT"))
-	check.OK(t, n.Apply(ruleset.Reconcile(want, n.Save(), ruleset.Ownership{})))
-	check.Diff(t, "restored", want.String(), n.Save().String())
-}
-
 var (
 	tables       = []string{"filter", "mangle", "nat", "raw"}
 	ownChains    = []string{"OWN_A", "OWN_B", "OWN_C", "OWN_D"}

@@ -175,9 +175,11 @@ func TestDecide_BadSettings(t *testing.T) {
 	wellFormed(t, d)
 }
 
-func TestDecide_UnreadableSwitches(t *testing.T) {
-	changes := []change{env("DISABLE_ENVOY", "maybe")} // without a warning
-	var want []string
+// TestDecide_IgnoredSettings: ports that have no effect, and switches that cannot be read. Of these, DISABLE_ENVOY causes no warning.
+func TestDecide_IgnoredSettings(t *testing.T) {
+	changes := []change{env("DISABLE_ENVOY", "maybe"), annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.InboundPortsKey, "*")}
+	want := []string{`ignoring annotation "cni.istio.io/includeInboundPorts": all inbound ports are captured; ` +
+		`set annotation "traffic.sidecar.istio.io/includeInboundPorts" to the ports, or to nothing`}
 	for _, name := range []string{"ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"} {
 		changes = append(changes, env(name, "se cret"))
 		want = append(want, fmt.Sprintf(`ignoring environment variable %s of container "istio-proxy": it is not a boolean`, name))
@@ -204,12 +206,5 @@ func TestDecide_OwnAnnotations(t *testing.T) {
 		if got := sidecar.KeysOf(d.Spec)(redirect.FieldOutboundPortsExclude); got != test.want || d.Err != nil {
 			t.Errorf("got %q, want %q; %v", got, test.want, d.Err)
 		}
-	}
-}
-
-func TestDecide_PortsWithoutEffect(t *testing.T) {
-	d := sidecar.Decide(pod(annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.InboundPortsKey, "*")))
-	if !d.Spec.Inbound.All || len(d.Spec.Inbound.List) > 0 || len(d.Warnings) != 1 || !strings.Contains(d.Warnings[0], sidecar.MoreInboundPortsKey) {
-		t.Errorf("got %v, warnings %q", d.Spec.Inbound, d.Warnings)
 	}
 }
