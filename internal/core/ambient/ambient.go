@@ -137,13 +137,5 @@ func (s Spec) FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (redirect.F
 
 // Routing delivers the packets of ztunnel's connections to the app locally: the app's answers go to the client's address.
 func (s Spec) Routing(f redirect.Families) redirect.Routing {
-	return redirect.Routing{MarkFamilies: captured(f), Mark: ConnectionMark, Mask: MarkMask, Table: Table, Priority: Priority}
-}
-
-// captured returns the captured families, IPv4 first.
-func captured(f redirect.Families) []ruleset.Family {
-	if f.IPv6 == redirect.Captured {
-		return []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
-	}
-	return []ruleset.Family{ruleset.IPv4}
+	return redirect.Routing{MarkFamilies: f.Captured(), Mark: ConnectionMark, Mask: MarkMask, Table: Table, Priority: Priority}
 }

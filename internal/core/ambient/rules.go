@@ -31,7 +31,7 @@ func (s Spec) rules(f ruleset.Family) ruleset.Set {
 // NativeSet returns the native tables. As in the reference, they capture DNS of IPv6, and IPv6 of virtual machines, even if IPv6 is
 // Bypassed: rules without an address are for both families.
 func (s Spec) NativeSet(f redirect.Families) ruleset.Set {
-	b := builder{Spec: s, families: captured(f), native: true}
+	b := builder{Spec: s, families: f.Captured(), native: true}
 	return ruleset.Set{Family: ruleset.Inet, Tables: b.tables()}
 }
 

@@ -79,10 +79,7 @@ func RejectAll(f ruleset.Family) ruleset.Set {
 // A rule without an address matches both families. If IPv6 is Bypassed, the first rule of each base chain returns its
 // packets; the reference captures them even then.
 func (s Spec) NativeSet(f Families) ruleset.Set {
-	b := builder{Spec: s, families: []ruleset.Family{ruleset.IPv4}, native: true}
-	if f.IPv6 == Captured {
-		b.families = append(b.families, ruleset.IPv6)
-	}
+	b := builder{Spec: s, families: f.Captured(), native: true}
 	tables := b.tables()
 	switch f.IPv6 {
 	case Rejected:

@@ -34,6 +34,14 @@ type Families struct {
 	Host netip.Addr
 }
 
+// Captured returns the captured families, IPv4 first.
+func (f Families) Captured() []ruleset.Family {
+	if f.IPv6 == Captured {
+		return []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
+	}
+	return []ruleset.Family{ruleset.IPv4}
+}
+
 // ErrNoAddress means that no address of the namespace is reachable from outside: the plugin that assigns addresses
 // must come first in the chain.
 var ErrNoAddress = errors.New("no valid local IP address found: the network namespace has no address besides loopback " +
@@ -108,10 +116,7 @@ type Routing struct {
 func (s Spec) Routing(f Families) Routing {
 	r := Routing{PassthroughV6: f.IPv6 == Captured, Mark: s.Mark, Table: s.Table}
 	if s.tproxyInbound() {
-		r.MarkFamilies = []ruleset.Family{ruleset.IPv4}
-		if f.IPv6 == Captured {
-			r.MarkFamilies = append(r.MarkFamilies, ruleset.IPv6)
-		}
+		r.MarkFamilies = f.Captured()
 	}
 	return r
 }

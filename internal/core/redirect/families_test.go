@@ -5,8 +5,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
@@ -107,9 +105,7 @@ func TestRouting(t *testing.T) {
 	} {
 		for _, ipv6 := range []redirect.Treatment{redirect.Unused, redirect.Bypassed, redirect.Rejected} {
 			got := written{redirect.FieldMode: mode}.spec(t).Routing(redirect.Families{IPv6: ipv6})
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s, IPv6 treatment %d (-want +got):\n%s", mode, ipv6, diff)
-			}
+			check.Diff(t, mode+", IPv6 "+ipv6.String(), want, got)
 		}
 	}
 }

@@ -152,12 +152,11 @@ func (c *finder) interfaces() {
 // excluded marks pairs of RETURN rules in PREROUTING and OUTPUT, ahead of all other rules that were appended for the mesh.
 func (c *finder) excluded(table string) {
 	in, out := c.returns(table, prerouting), c.returns(table, outHook)
-	for name := range in {
-		if len(out[name]) == 0 {
-			continue
+	for name, places := range in {
+		if len(out[name]) > 0 {
+			c.mark(table, prerouting, places)
+			c.mark(table, outHook, out[name])
 		}
-		c.mark(table, prerouting, in[name])
-		c.mark(table, outHook, out[name])
 	}
 }
 

@@ -64,6 +64,8 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s: value %s: %s", e.Source, printable.Quote(e.Text, maxShown), e.Problem)
 }
 
+var errUnknownField = errors.New("is not a known field")
+
 // Bounds of an untrusted text in an error: bytes of the value, bytes of one entry, and the number of bad entries.
 const (
 	maxShown      = 128
@@ -113,12 +115,19 @@ func AlwaysExcluded() []ruleset.PortRange { return ruleset.PortList(statusPort, 
 // together, each as a *FieldError, and then returns base.
 func Parse(base Spec, values Values, d Dialect) (Spec, error) {
 	s := base
+	readers := s.readers(d)
 	var errs []error
 	for _, field := range slices.Sorted(maps.Keys(values)) {
-		v := values[field]
-		if err := s.set(field, v.Text, d); err != nil {
+		v, err := values[field], errUnknownField
+		if read, known := readers[field]; known {
+			err = read(v.Text)
+		}
+		if err != nil {
 			errs = append(errs, &FieldError{Field: field, Value: v, Problem: err.Error()})
 		}
+	}
+	if s.Inbound.All { // the ports that FieldMoreInbound adds have no effect
+		s.Inbound.List = nil
 	}
 	errs = append(errs, s.conflicts(values)...)
 	if len(errs) > 0 {
@@ -127,73 +136,42 @@ func Parse(base Spec, values Values, d Dialect) (Spec, error) {
 	return s, nil
 }
 
-// set reads one field.
-func (s *Spec) set(field Field, text string, d Dialect) (err error) {
-	switch field { //nolint:exhaustive // the rest is in setCommand
-	case FieldMode:
-		s.Mode, err = parseMode(text)
-	case FieldOutbound:
-		s.Outbound, err = selection(text, d.networkList)
-	case FieldOutboundExclude:
-		s.OutboundExclude, err = d.networkList(text)
-	case FieldInbound:
-		s.Inbound, err = selection(strings.TrimSpace(text), d.portList)
-	case FieldInboundExclude:
-		s.InboundExclude, err = d.excludedPorts(text)
-	case FieldOutboundPorts:
-		s.OutboundPorts, err = d.portList(text)
-	case FieldOutboundPortsExclude:
-		s.OutboundPortsExclude, err = d.portList(text)
-	case FieldMoreInboundExclude:
-		s.InboundExclude, err = d.morePorts(s.InboundExclude, text)
-	case FieldMoreInbound:
-		var list []ruleset.PortRange
-		if list, err = d.morePorts(s.Inbound.List, text); !s.Inbound.All {
-			s.Inbound.List = list
-		}
-	case FieldMoreOutboundPortsExclude:
-		s.OutboundPortsExclude, err = d.morePorts(s.OutboundPortsExclude, text)
-	case FieldMoreOutboundPorts:
-		s.OutboundPorts, err = d.morePorts(s.OutboundPorts, text)
-	case FieldExcludeInterfaces:
-		s.ExcludeInterfaces, err = d.interfaces(text, maxExcluded)
-	case FieldRerouteInterfaces:
-		s.RerouteInterfaces, err = d.interfaces(text, maxRerouted)
-	default:
-		err = s.setCommand(field, text, d)
+// readers returns the functions that read the fields.
+func (s *Spec) readers(d Dialect) map[Field]func(text string) error {
+	return map[Field]func(string) error{
+		FieldMode:                     into(&s.Mode, oneOf("want REDIRECT or TPROXY, in capitals", Redirect, TPROXY)),
+		FieldOutbound:                 into(&s.Outbound, selection(d.networkList)),
+		FieldOutboundExclude:          into(&s.OutboundExclude, d.networkList),
+		FieldInboundExclude:           into(&s.InboundExclude, d.excludedPorts),
+		FieldInbound:                  into(&s.Inbound, trimmed(selection(d.portList))),
+		FieldOutboundPortsExclude:     into(&s.OutboundPortsExclude, d.portList),
+		FieldOutboundPorts:            into(&s.OutboundPorts, d.portList),
+		FieldMoreInboundExclude:       d.morePorts(&s.InboundExclude),
+		FieldMoreInbound:              d.morePorts(&s.Inbound.List),
+		FieldMoreOutboundPortsExclude: d.morePorts(&s.OutboundPortsExclude),
+		FieldMoreOutboundPorts:        d.morePorts(&s.OutboundPorts),
+		FieldExcludeInterfaces:        into(&s.ExcludeInterfaces, d.interfaces(maxExcluded)),
+		FieldRerouteInterfaces:        into(&s.RerouteInterfaces, d.interfaces(maxRerouted)),
+		FieldOutboundPort:             into(&s.OutboundPort, listener),
+		FieldInboundPort:              into(&s.InboundPort, listener),
+		FieldTunnelPort:               into(&s.TunnelPort, listener),
+		FieldUIDs:                     into(&s.UIDs, d.ids),
+		FieldGIDs:                     into(&s.GIDs, d.ids),
+		FieldMark:                     into(&s.Mark, parseMark),
+		FieldTable:                    into(&s.Table, parseTable),
+		FieldOwnerGroups:              into(&s.OwnerGroups, trimmed(selection(d.groups(maxGroups)))),
+		FieldOwnerGroupsExclude:       into(&s.OwnerGroupsExclude, d.groups(maxEntries)),
+		FieldLoopback:                 into(&s.Loopback, parseLoopback),
+		FieldSecondFamily:             into(&s.SecondFamily, ParseSecondFamily),
 	}
-	return err
 }
 
-// setCommand reads one of the fields that only the command has.
-func (s *Spec) setCommand(field Field, text string, d Dialect) (err error) {
-	switch field { //nolint:exhaustive // the rest is in set
-	case FieldOutboundPort:
-		s.OutboundPort, err = listener(text)
-	case FieldInboundPort:
-		s.InboundPort, err = listener(text)
-	case FieldTunnelPort:
-		s.TunnelPort, err = listener(text)
-	case FieldUIDs:
-		s.UIDs, err = d.ids(text)
-	case FieldGIDs:
-		s.GIDs, err = d.ids(text)
-	case FieldMark:
-		s.Mark, err = parseMark(text)
-	case FieldTable:
-		s.Table, err = parseTable(text)
-	case FieldOwnerGroups:
-		s.OwnerGroups, err = selection(strings.TrimSpace(text), d.groups(maxGroups))
-	case FieldOwnerGroupsExclude:
-		s.OwnerGroupsExclude, err = d.groups(maxEntries)(text)
-	case FieldLoopback:
-		s.Loopback, err = parseLoopback(text)
-	case FieldSecondFamily:
-		s.SecondFamily, err = ParseSecondFamily(text)
-	default:
-		err = fmt.Errorf("is not a known field")
+// into returns a function that reads a part of a Spec.
+func into[T any](part *T, read func(string) (T, error)) func(string) error {
+	return func(text string) (err error) {
+		*part, err = read(text)
+		return err
 	}
-	return err
 }
 
 // conflicts finds values that are valid alone but not together.
@@ -217,24 +195,20 @@ func (s *Spec) conflicts(values Values) []error {
 	return errs
 }
 
-func parseMode(text string) (Mode, error) {
-	switch text {
-	case Redirect.String():
-		return Redirect, nil
-	case TPROXY.String():
-		return TPROXY, nil
+// oneOf returns a function that reads one of the values.
+func oneOf[T fmt.Stringer](problem string, all ...T) func(string) (T, error) {
+	return func(text string) (v T, err error) {
+		i := slices.IndexFunc(all, func(one T) bool { return one.String() == text })
+		if i < 0 {
+			return v, errors.New(problem)
+		}
+		return all[i], nil
 	}
-	return 0, fmt.Errorf("want REDIRECT or TPROXY, in capitals")
 }
 
 // ParseSecondFamily reads bypass, capture or reject.
 func ParseSecondFamily(text string) (SecondFamily, error) {
-	for _, s := range []SecondFamily{Bypass, Capture, Reject} {
-		if text == s.String() {
-			return s, nil
-		}
-	}
-	return 0, fmt.Errorf("want bypass, capture or reject")
+	return oneOf("want bypass, capture or reject", Bypass, Capture, Reject)(text)
 }
 
 // list reads at most that many entries with a function, and reports the bad ones. Blank text is the empty list.
@@ -321,21 +295,30 @@ func (d Dialect) portList(text string) ([]ruleset.PortRange, error) {
 	})
 }
 
-// morePorts adds a list to ports. The list can have ranges in both dialects.
-func (d Dialect) morePorts(ports []ruleset.PortRange, text string) ([]ruleset.PortRange, error) {
-	more, err := list(d, text, maxEntries, parsePorts)
-	if all := len(ports) + len(more); err == nil && all > maxEntries {
-		err = fmt.Errorf("extends a list to %d entries, more than %d", all, maxEntries)
+// morePorts returns a function that adds a list to ports. The list can have ranges in both dialects.
+func (d Dialect) morePorts(ports *[]ruleset.PortRange) func(string) error {
+	return func(text string) error {
+		more, err := list(d, text, maxEntries, parsePorts)
+		if *ports = slices.Concat(*ports, more); err == nil && len(*ports) > maxEntries {
+			err = fmt.Errorf("extends a list to %d entries, more than %d", len(*ports), maxEntries)
+		}
+		return err
 	}
-	return slices.Concat(ports, more), err
 }
 
-// selection reads a lone wildcard, or a list with a function.
-func selection[T any](text string, read func(string) ([]T, error)) (s Selection[T], err error) {
-	if s.All = text == wildcard; !s.All {
-		s.List, err = read(text)
+// selection returns a function that reads a lone wildcard, or a list.
+func selection[T any](read func(string) ([]T, error)) func(string) (Selection[T], error) {
+	return func(text string) (s Selection[T], err error) {
+		if s.All = text == wildcard; !s.All {
+			s.List, err = read(text)
+		}
+		return s, err
 	}
-	return s, err
+}
+
+// trimmed returns a function that ignores blanks around the text.
+func trimmed[T any](read func(string) (T, error)) func(string) (T, error) {
+	return func(text string) (T, error) { return read(strings.TrimSpace(text)) }
 }
 
 // excludedPorts also accepts a lone wildcard, as the reference does; conflicts decides later whether it is valid.
@@ -367,29 +350,24 @@ func (d Dialect) networkList(text string) ([]netip.Prefix, error) {
 }
 
 // Interfaces reads the names of virtual machines' interfaces, separated by commas. It ignores empty items.
-func Interfaces(text string) ([]string, error) { return Dialect{}.interfaces(text, maxRerouted) }
+func Interfaces(text string) ([]string, error) { return Dialect{}.interfaces(maxRerouted)(text) }
 
 // interfaces reads names that both the kernel and the reference accept.
-func (d Dialect) interfaces(text string, most int) ([]string, error) {
-	return list(d, text, most, func(name string) (string, error) {
-		switch {
-		case len(name) > maxInterfaceName:
-			return "", fmt.Errorf("is longer than %d characters", maxInterfaceName)
-		case !interfaceName(name):
-			return "", fmt.Errorf("is not an interface name: want a letter, then letters, digits, '_', '.', '-'")
-		}
-		return name, nil
-	})
+func (d Dialect) interfaces(most int) func(string) ([]string, error) {
+	return func(text string) ([]string, error) { return list(d, text, most, interfaceName) }
 }
 
-func interfaceName(s string) bool {
-	for i, r := range s {
+func interfaceName(name string) (string, error) {
+	if len(name) > maxInterfaceName {
+		return "", fmt.Errorf("is longer than %d characters", maxInterfaceName)
+	}
+	for i, r := range name {
 		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
 		if !letter && (i == 0 || !strings.ContainsRune("0123456789_.-", r)) {
-			return false
+			return "", fmt.Errorf("is not an interface name: want a letter, then letters, digits, '_', '.', '-'")
 		}
 	}
-	return s != ""
+	return name, nil
 }
 
 func parseID(text string) (uint32, error) {
@@ -409,16 +387,12 @@ func (d Dialect) ids(text string) ([]uint32, error) {
 	return ids, err
 }
 
-// digits reports whether the text is meant to be a number, right or wrong.
-func digits(text string) bool {
-	return !strings.ContainsFunc(text, func(r rune) bool { return r < '0' || r > '9' })
-}
-
 func (d Dialect) group(text string) (uint32, error) {
 	if id, err := parseID(text); err == nil {
 		return id, nil
 	}
-	if d.GroupID == nil || text == wildcard || digits(text) {
+	number := strings.Trim(text, "0123456789") == "" // right or wrong
+	if d.GroupID == nil || text == wildcard || number {
 		return 0, fmt.Errorf("is not a group: want a number, or a name known here")
 	}
 	id, err := d.GroupID(text)

@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"reflect"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -50,28 +48,6 @@ func groupID(name string) (uint32, error) {
 	return 0, fmt.Errorf("unknown group %s", name)
 }
 
-func TestDefault_Values(t *testing.T) {
-	want := redirect.Spec{
-		OutboundPort: 15001, InboundPort: 15006, TunnelPort: 15008,
-		UIDs: []uint32{1337}, GIDs: []uint32{1337},
-		Mode: redirect.Redirect, Mark: 1337, Table: 133,
-		Inbound: redirect.Ports{All: true}, InboundExclude: ruleset.PortList(15020, 15021, 15090),
-		Outbound: redirect.Networks{All: true}, OutboundPortsExclude: ruleset.PortList(15020),
-		OwnerGroups: redirect.Groups{All: true}, Loopback: netip.MustParsePrefix("127.0.0.1/32"),
-	}
-	check.Diff(t, "Default", want, redirect.Default(), specs)
-}
-
-func TestDefault_NotShared(t *testing.T) {
-	d := redirect.Default()
-	d.UIDs[0], d.InboundExclude[0], d.OutboundPortsExclude[0] = 1, ruleset.OnePort(1), ruleset.OnePort(1)
-	redirect.AlwaysExcluded()[0] = ruleset.OnePort(1)
-	if diff := cmp.Diff([]any{uint32(1337), ruleset.OnePort(15020), ruleset.OnePort(15020)},
-		[]any{redirect.Default().UIDs[0], redirect.Default().InboundExclude[0], redirect.Default().OutboundPortsExclude[0]}); diff != "" {
-		t.Errorf("the defaults changed:\n%s", diff)
-	}
-}
-
 func TestParse_GoodValues(t *testing.T) {
 	type change = func(*redirect.Spec)
 	none := func(*redirect.Spec) {}
@@ -102,7 +78,6 @@ func TestParse_GoodValues(t *testing.T) {
 		{redirect.FieldOutbound, "", both, outbound()},
 		{redirect.FieldOutbound, "10.0.0.0/8", both, outbound("10.0.0.0/8")},
 		{redirect.FieldOutbound, "10.1.2.3/8,fd00::1/64,10.1.2.3/32,0.0.0.0/0,::/0", both, outbound("10.1.2.3/8", "fd00::1/64", "10.1.2.3/32", "0.0.0.0/0", "::/0")},
-		{redirect.FieldOutbound, "10.0.0.0/8,,10.1.0.0/16,", lenient, outbound("10.0.0.0/8", "10.1.0.0/16")},
 		{redirect.FieldOutbound, "10.0.0.0/8, 10.1.0.0/16", lenient, outbound("10.0.0.0/8", "10.1.0.0/16")},
 		{redirect.FieldOutboundExclude, "", both, none},
 		{redirect.FieldOutboundExclude, "10.0.0.0/8,fd00::/8", both, func(s *redirect.Spec) { s.OutboundExclude = prefixes("10.0.0.0/8", "fd00::/8") }},
@@ -114,7 +89,6 @@ func TestParse_GoodValues(t *testing.T) {
 		{redirect.FieldInbound, "8080", both, inbound(8080)},
 		{redirect.FieldInbound, " 8080 ,0, 65535,8080", both, inbound(8080, 0, 65535, 8080)},
 		{redirect.FieldInbound, "080", both, inbound(80)},
-		{redirect.FieldInbound, "8080,", lenient, inbound(8080)},
 		{redirect.FieldInboundExclude, "", both, func(s *redirect.Spec) { s.InboundExclude = nil }},
 		{redirect.FieldInboundExclude, "3306,4444", both, func(s *redirect.Spec) { s.InboundExclude = ruleset.PortList(3306, 4444) }},
 		{redirect.FieldOutboundPorts, "", both, none},
@@ -124,7 +98,6 @@ func TestParse_GoodValues(t *testing.T) {
 
 		{redirect.FieldExcludeInterfaces, "", both, none},
 		{redirect.FieldExcludeInterfaces, "eth1, net1 ,Veth-0_a.b,abcdefghijklmno", both, interfaces("eth1", "net1", "Veth-0_a.b", "abcdefghijklmno")},
-		{redirect.FieldExcludeInterfaces, "eth1,", lenient, interfaces("eth1")},
 		{redirect.FieldRerouteInterfaces, "vm0,vm1", both, func(s *redirect.Spec) { s.RerouteInterfaces = []string{"vm0", "vm1"} }},
 
 		{redirect.FieldOutboundPort, "15101", both, func(s *redirect.Spec) { s.OutboundPort = 15101 }},
@@ -132,7 +105,6 @@ func TestParse_GoodValues(t *testing.T) {
 		{redirect.FieldTunnelPort, "1", both, func(s *redirect.Spec) { s.TunnelPort = 1 }},
 		{redirect.FieldUIDs, "2000", both, func(s *redirect.Spec) { s.UIDs = []uint32{2000} }},
 		{redirect.FieldUIDs, "0, 1337,4294967294", both, func(s *redirect.Spec) { s.UIDs = []uint32{0, 1337, 4294967294} }},
-		{redirect.FieldUIDs, "1337,", lenient, none},
 		{redirect.FieldGIDs, "3000,3001", both, func(s *redirect.Spec) { s.GIDs = []uint32{3000, 3001} }},
 		{redirect.FieldMark, "1", both, func(s *redirect.Spec) { s.Mark = 1 }},
 		{redirect.FieldMark, "4294967295", both, func(s *redirect.Spec) { s.Mark = 4294967295 }},
@@ -199,7 +171,6 @@ func TestParse_BadValues(t *testing.T) {
 		{redirect.FieldOutboundExclude, both, map[string]string{
 			"*": `"*" is not allowed here: want a list of networks`, "10.0.0.1": notNetwork,
 		}},
-		{redirect.FieldOutboundExclude, strict, map[string]string{"10.0.0.0/8,": "item 2 of the list is empty", "10.0.0.0/8 ": whiteSpace}},
 		{redirect.FieldInbound, both, map[string]string{
 			"65536": `"65536" ` + notPort, "-1": notPort, "+80": notPort, "http": notPort, "0x50": notPort, "8 0": notPort, "8_0": notPort, "80;90": notPort,
 			"٨٠": notPort, "99999999999999999999": notPort,
@@ -212,18 +183,13 @@ func TestParse_BadValues(t *testing.T) {
 			"x": notPort, "80,*": `"*" is not allowed here`,
 			"*": `excludes every port while "*" is captured; to capture no inbound port leave the included ports empty`, " * ": "excludes every port",
 		}},
-		{redirect.FieldInboundExclude, strict, map[string]string{"80,": "item 2 of the list is empty"}},
 		{redirect.FieldOutboundPorts, both, map[string]string{"*": `"*" is not allowed here: want a list of ports`, "x": notPort}},
-		{redirect.FieldOutboundPorts, strict, map[string]string{"80,": "item 2 of the list is empty"}},
 		{redirect.FieldOutboundPortsExclude, both, map[string]string{"*": `"*" is not allowed here: want a list of ports`, "65536": notPort}},
-		{redirect.FieldOutboundPortsExclude, strict, map[string]string{",": "item 1 of the list is empty"}},
 		{redirect.FieldExcludeInterfaces, both, map[string]string{
 			"0eth": `"0eth" ` + notInterface, "eth 0": notInterface, "eth+": notInterface, "eth/0": notInterface, "-eth": notInterface, "éth": notInterface, "eth0!": notInterface, "*": notInterface,
 			"abcdefghijklmnop": `"abcdefghijklmnop" is longer than 15 characters`, "eth0,_a,b:c": `"_a" ` + notInterface + `; "b:c" ` + notInterface,
 		}},
-		{redirect.FieldExcludeInterfaces, strict, map[string]string{"eth0,": "item 2 of the list is empty"}},
 		{redirect.FieldRerouteInterfaces, both, map[string]string{"vm0,1": notInterface}},
-		{redirect.FieldRerouteInterfaces, strict, map[string]string{"vm0,,vm1": "item 2 of the list is empty"}},
 		{redirect.FieldOutboundPort, both, map[string]string{"0": notListener, "": notPort, "x": notPort, "65536": notPort, "*": "is not allowed here", " 15001": notPort}},
 		{redirect.FieldInboundPort, both, map[string]string{
 			"0": notListener, "": notPort, "-1": notPort, "15001": "is the outbound port as well; the proxy needs one listener for each direction",
@@ -233,7 +199,6 @@ func TestParse_BadValues(t *testing.T) {
 			"": noID, " ": noID, "root": `"root" ` + notID, "-1": notID, "+1": notID, "4294967295": notID, "4294967296": notID, "1337,x": notID, "*": notID,
 		}},
 		{redirect.FieldUIDs, lenient, map[string]string{",": noID}},
-		{redirect.FieldUIDs, strict, map[string]string{"1337,": "item 2 of the list is empty"}},
 		{redirect.FieldGIDs, both, map[string]string{"": noID, "istio": notID}},
 		{redirect.FieldMark, both, map[string]string{
 			"": notMark, "0": "is the mark of every unmarked packet", "1338": "is the mark of the proxy's calls to its own pod; take another one",
@@ -253,8 +218,6 @@ func TestParse_BadValues(t *testing.T) {
 			"8100-8000": notRange, "0-5": notRange, "5-65536": notRange, "1-2-3": notRange, "8000 - 8100": notRange, "-5": notPort, "5-": notRange,
 			"*": "is not allowed here", "http": notPort, "8000:8100": notPort,
 		}},
-		{redirect.FieldMoreOutboundPortsExclude, strict, map[string]string{"80,": "item 2 of the list is empty"}},
-		{redirect.FieldOwnerGroups, strict, map[string]string{"1,": "item 2 of the list is empty"}},
 		{redirect.FieldOwnerGroupsExclude, both, map[string]string{"*": `"*" is not a group`, "nobody": "is not a group known here"}},
 		{redirect.FieldLoopback, both, map[string]string{
 			"": notLoopback, "127.0.0.1": notLoopback, "10.0.0.0/8": notLoopback, "127.0.0.0/7": notLoopback, "127.0.0.1/33": notLoopback, "::1/128": notLoopback,
@@ -278,9 +241,7 @@ func TestParse_BadValues(t *testing.T) {
 					if prefix := fmt.Sprintf(`annotation "some/key": value %q: `, text); !strings.HasPrefix(bad.Error(), prefix) || !strings.Contains(bad.Error(), want) {
 						t.Errorf("error is\n%s, want\n%s…%s", bad, prefix, want)
 					}
-					if diff := cmp.Diff(redirect.Default(), got, specs); diff != "" {
-						t.Errorf("the Spec was changed all the same:\n%s", diff)
-					}
+					check.Diff(t, "the Spec was changed all the same", redirect.Default(), got, specs)
 				})
 			})
 		}
@@ -306,7 +267,7 @@ func TestParse_Conflicts(t *testing.T) {
 			want: `test: value "16000": is the outbound port as well`,
 		},
 		{
-			name: "a list and more ports", w: written{redirect.FieldOutboundPorts: listOf(600, portNumber), redirect.FieldMoreOutboundPorts: "1-2," + listOf(600, portNumber)},
+			name: "a list and more ports", w: written{redirect.FieldOutboundPorts: listOf(600, "7"), redirect.FieldMoreOutboundPorts: "1-2," + listOf(600, "7")},
 			want: "extends a list to 1201 entries, more than 1000",
 		},
 		{
@@ -331,88 +292,49 @@ func TestParse_Conflicts(t *testing.T) {
 }
 
 func TestParse_FieldsWithoutValue(t *testing.T) {
-	base := redirect.Spec{
-		OutboundPort: 1, InboundPort: 2, TunnelPort: 3, UIDs: []uint32{4}, GIDs: []uint32{5}, Mode: redirect.TPROXY, Mark: 6, Table: 7,
-		Inbound: redirect.Ports{List: ruleset.PortList(8)}, InboundExclude: ruleset.PortList(9), Outbound: redirect.Networks{List: prefixes("10.0.0.0/8")},
-		OutboundExclude: prefixes("11.0.0.0/8"), OutboundPorts: ruleset.PortList(12), OutboundPortsExclude: ruleset.PortList(13), ExcludeInterfaces: []string{"e14"},
-		RerouteInterfaces: []string{"v15"}, OwnerGroups: redirect.Groups{List: []uint32{16}}, OwnerGroupsExclude: []uint32{17}, Loopback: prefixes("127.0.0.18/32")[0],
-		DNS: redirect.DNSServers, DNSServers: servers[1], DropInvalid: true, DualStack: true, SecondFamily: redirect.Reject, Annotations: map[redirect.Field]string{19: "x"},
+	for _, base := range spectest.Many(20) {
+		base.DualStack, base.SecondFamily, base.Annotations = true, redirect.Reject, map[redirect.Field]string{redirect.FieldMode: "x"}
+		got, err := redirect.Parse(base, written{redirect.FieldMark: "60"}.values(), redirect.Dialect{Strict: true})
+		check.OK(t, err)
+		base.Mark = 60
+		check.Diff(t, "Spec", base, got, specs)
 	}
-	if v := reflect.ValueOf(base); slices.ContainsFunc(reflect.VisibleFields(v.Type()), func(f reflect.StructField) bool { return v.FieldByIndex(f.Index).IsZero() }) {
-		t.Fatal("base must have a value in every field")
-	}
-	got, err := redirect.Parse(base, written{redirect.FieldMark: "60"}.values(), redirect.Dialect{Strict: true})
-	check.OK(t, err)
-	want := base
-	want.Mark = 60
-	check.Diff(t, "Spec", want, got, specs)
 }
 
 func TestParse_GroupNamesInAnnotations(t *testing.T) {
 	_, err := redirect.Parse(redirect.Default(), written{redirect.FieldOwnerGroups: "istio"}.values(), redirect.Dialect{Strict: true})
-	if want := `test: value "istio": "istio" is not a group: want a number, or a name known here`; fmt.Sprint(err) != want {
-		t.Errorf("error is %v, want %s", err, want)
-	}
+	check.Fails(t, err, `test: value "istio": "istio" is not a group: want a number, or a name known here`)
 }
 
-// lists are the list fields with their bounds, as in docs/parity.md.
-var lists = []struct {
-	field redirect.Field
-	most  int
-	entry func(int) string
-}{
-	{redirect.FieldOutbound, 1000, networkNumber},
-	{redirect.FieldOutboundExclude, 1000, networkNumber},
-	{redirect.FieldInbound, 1000, portNumber},
-	{redirect.FieldInboundExclude, 1000, portNumber},
-	{redirect.FieldOutboundPorts, 1000, portNumber},
-	{redirect.FieldMoreOutboundPorts, 1000, portNumber},
-	{redirect.FieldOutboundPortsExclude, 1000, portNumber},
-	{redirect.FieldExcludeInterfaces, 100, interfaceNumber},
-	{redirect.FieldRerouteInterfaces, 8, interfaceNumber},
-	{redirect.FieldUIDs, 1000, portNumber},
-	{redirect.FieldGIDs, 1000, portNumber},
-	{redirect.FieldOwnerGroups, 49, portNumber},
-	{redirect.FieldOwnerGroupsExclude, 1000, portNumber},
-}
+// listOf returns a list of equal entries.
+func listOf(n int, entry string) string { return strings.TrimSuffix(strings.Repeat(entry+",", n), ",") }
 
-func networkNumber(i int) string   { return fmt.Sprintf("10.%d.%d.0/24", i/256%256, i%256) }
-func portNumber(i int) string      { return fmt.Sprint(1 + i%60000) }
-func interfaceNumber(i int) string { return fmt.Sprintf("x%d", i%100000) }
-func sameEntry(entry func(int) string) func(int) string {
-	return func(int) string { return entry(7) }
-}
-
-func listOf(n int, entry func(int) string) string {
-	all := make([]string, n)
-	for i := range all {
-		all[i] = entry(i)
-	}
-	return strings.Join(all, ",")
-}
-
-// TestParse_LongLists accepts each list up to its bound and refuses a longer one, with and without repeated entries.
-func TestParse_LongLists(t *testing.T) {
-	for _, l := range lists {
-		for what, entry := range map[string]func(int) string{"different": l.entry, "repeated": sameEntry(l.entry)} {
-			for _, isStrict := range []bool{true, false} {
-				d := redirect.Dialect{Strict: isStrict}
-				parse := func(text string) error {
-					_, err := redirect.Parse(redirect.Default(), redirect.Values{l.field: {Source: `annotation "some/key"`, Text: text}}, d)
-					return err
+// TestParse_Lists accepts each list up to its bound in docs/parity.md, and refuses a longer one. Repeated entries count. An empty entry is
+// an error only in annotations.
+func TestParse_Lists(t *testing.T) {
+	for field, l := range map[redirect.Field]struct {
+		most  int
+		entry string
+	}{
+		redirect.FieldOutbound: {1000, "10.0.0.0/24"}, redirect.FieldOutboundExclude: {1000, "10.0.0.0/24"}, redirect.FieldInbound: {1000, "80"},
+		redirect.FieldInboundExclude: {1000, "80"}, redirect.FieldOutboundPorts: {1000, "80"}, redirect.FieldMoreOutboundPorts: {1000, "80"},
+		redirect.FieldOutboundPortsExclude: {1000, "80"}, redirect.FieldExcludeInterfaces: {100, "eth0"}, redirect.FieldRerouteInterfaces: {8, "eth0"},
+		redirect.FieldUIDs: {1000, "80"}, redirect.FieldGIDs: {1000, "80"}, redirect.FieldOwnerGroups: {49, "80"}, redirect.FieldOwnerGroupsExclude: {1000, "80"},
+	} {
+		both.each(t, func(t *testing.T, d redirect.Dialect) {
+			_, err := redirect.Parse(redirect.Default(), written{field: l.entry + ",,"}.values(), d)
+			check.Equal(t, strings.HasSuffix(fmt.Sprint(err), ": item 2 of the list is empty"), d.Strict, "field", field, "error is", err)
+			for _, n := range []int{l.most, l.most + 1, 45000} {
+				_, err := redirect.Parse(redirect.Default(), written{field: listOf(n, l.entry)}.values(), d)
+				want := fmt.Sprintf("lists %d entries, more than %d", n, l.most)
+				if n == l.most {
+					want = "<nil>"
 				}
-				if err := parse(listOf(l.most, entry)); err != nil {
-					t.Errorf("field %d, %d %s entries: %v", l.field, l.most, what, err)
-				}
-				for _, n := range []int{l.most + 1, 12000, 45000} {
-					err := parse(listOf(n, entry))
-					want := fmt.Sprintf("lists %d entries, more than %d", n, l.most)
-					if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), `annotation "some/key": value "`) {
-						t.Errorf("field %d, %d %s entries: error is %.300v, want … %s", l.field, n, what, err, want)
-					}
+				if text := fmt.Sprint(err); !strings.HasSuffix(text, want) {
+					t.Errorf("field %d, %d entries: error is %.300s, want … %s", field, n, text, want)
 				}
 			}
-		}
+		})
 	}
 }
 
@@ -423,9 +345,8 @@ func TestParse_ErrorLength(t *testing.T) {
 	for field := redirect.FieldMode; field <= redirect.FieldSecondFamily; field++ {
 		for what, text := range map[string]string{
 			"letters": strings.Repeat("x", size), "commas": strings.Repeat(",", size), "blanks": strings.Repeat(" ", size) + "x", "zeros": strings.Repeat("0", size),
-			"bad entries": listOf(size/2, func(int) string { return "x" }), "some bad entries": listOf(900, func(int) string { return strings.Repeat("-", 290) }),
-			"few bad entries": listOf(5, func(int) string { return strings.Repeat("\x1b", size/5) }), "ports": listOf(size/6, portNumber), "nulls": strings.Repeat("\x00", size),
-			"networks": listOf(size/16, networkNumber), "quotes": strings.Repeat(`"`, size), "bytes": strings.Repeat("\xff", size), "a star": "*" + strings.Repeat(" ", size),
+			"bad entries": listOf(size/2, "x"), "some bad entries": listOf(900, strings.Repeat("-", 290)), "networks": listOf(size/16, "10.0.0.0/24"),
+			"few bad entries": listOf(5, strings.Repeat("\x1b", size/5)), "ports": listOf(size/6, "60000"), "nulls": strings.Repeat("\x00", size), "quotes": strings.Repeat(`"`, size), "bytes": strings.Repeat("\xff", size), "a star": "*" + strings.Repeat(" ", size),
 		} {
 			for _, isStrict := range []bool{true, false} {
 				values := redirect.Values{field: {Source: `annotation "some/key"`, Text: text}}

@@ -3,8 +3,6 @@ package redirect_test
 import (
 	"errors"
 	"fmt"
-	"iter"
-	"net/netip"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -19,13 +17,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestSets_PrintedReadExplained: the rules of any Spec print, parse and have reasons.
+// TestSets_PrintedReadExplained: the rules of any Spec print, parse, have reasons, and jump to chains that are there. The reference's native
+// tables fail with DNS servers of a family that is not captured.
 func TestSets_PrintedReadExplained(t *testing.T) {
-	for name, spec := range anySpecs(200) {
+	for name, spec := range spectest.Many(200) {
 		for _, f := range families {
 			for _, set := range []ruleset.Set{redirect.Rules(spec, f), redirect.RejectAll(f)} {
 				check.Equal(t, wrongWith(set), "", name, f, set)
 			}
+		}
+		for _, treatment := range []redirect.Treatment{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Bypassed} {
+			check.Equal(t, missing(spec.NativeSet(redirect.Families{IPv6: treatment})), "", name, "IPv6 treatment", treatment)
 		}
 	}
 }
@@ -72,48 +74,18 @@ func missing(set ruleset.Set) string {
 	return ""
 }
 
-// TestSets_JumpTargets covers native tables too: the reference's fail with DNS servers of a family that is not captured.
-func TestSets_JumpTargets(t *testing.T) {
-	for name, spec := range anySpecs(500) {
-		for _, treatment := range []redirect.Treatment{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Bypassed} {
-			check.Equal(t, missing(spec.NativeSet(redirect.Families{IPv6: treatment})), "", name, "IPv6 treatment", treatment)
-		}
-	}
+// foreign returns rules of other programs, of kinds that occur in pods' namespaces. None resembles a rule of ours.
+func foreign() ruleset.Set {
+	return rulesettest.Set(
+		"filter INPUT DROP", "filter INPUT -j KUBE-FIREWALL", "filter INPUT -p tcp -j DROP", "filter OUTPUT -p udp -j DROP",
+		`filter KUBE-FIREWALL -m comment --comment "see -j ISTIO_OUTPUT" -j RETURN`,
+		"mangle PREROUTING -p tcp -m mark --mark 0x1/0xff -j MARK --set-xmark 0x2/0xffffffff", "mangle OUTPUT -o eth9 -j ACCEPT",
+		"nat PREROUTING -p tcp -m tcp --dport 8888 -j CNI-DN-1", "nat OUTPUT -m addrtype --dst-type LOCAL -j CNI-DN-1",
+		`nat OUTPUT -p tcp -m comment --comment "not -j ISTIO_OUTPUT \"either\"" -j LOG --log-prefix "x -j ISTIO_A"`,
+		"nat OUTPUT -m addrtype --dst-type LOCAL -j CNI-DN-1", "nat POSTROUTING -o eth9 -j MASQUERADE",
+		"nat CNI-DN-1 -p tcp -m tcp --dport 8888 -j DNAT --to-destination 10.9.9.9:80", "security OUTPUT -d 10.9.0.0/16 -j ACCEPT",
+	)
 }
-
-// foreign are rules of other programs, of kinds that occur in pods' namespaces. None resembles a rule of ours.
-const foreign = `*filter
-:INPUT DROP [0:0]
-:OUTPUT ACCEPT [0:0]
-:KUBE-FIREWALL - [0:0]
--A INPUT -j KUBE-FIREWALL
--A INPUT -p tcp -j DROP
--A OUTPUT -p udp -j DROP
--A KUBE-FIREWALL -m comment --comment "see -j ISTIO_OUTPUT" -j RETURN
-COMMIT
-*mangle
-:PREROUTING ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
--A PREROUTING -p tcp -m mark --mark 0x1/0xff -j MARK --set-xmark 0x2/0xffffffff
--A OUTPUT -o eth9 -j ACCEPT
-COMMIT
-*nat
-:PREROUTING ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
-:CNI-DN-1 - [0:0]
--A PREROUTING -p tcp -m tcp --dport 8888 -j CNI-DN-1
--A OUTPUT -m addrtype --dst-type LOCAL -j CNI-DN-1
--A OUTPUT -p tcp -m comment --comment "not -j ISTIO_OUTPUT \"either\"" -j LOG --log-prefix "x -j ISTIO_A"
--A OUTPUT -m addrtype --dst-type LOCAL -j CNI-DN-1
--A POSTROUTING -o eth9 -j MASQUERADE
--A CNI-DN-1 -p tcp -m tcp --dport 8888 -j DNAT --to-destination 10.9.9.9:80
-COMMIT
-*security
-:OUTPUT ACCEPT [0:0]
--A OUTPUT -d 10.9.0.0/16 -j ACCEPT
-COMMIT
-`
 
 // TestSets_ReplaceEachOther goes from any Spec to any other and back to nothing, with and without foreign
 // rules, ahead of our rules or behind.
@@ -127,40 +99,28 @@ func TestSets_ReplaceEachOther(t *testing.T) {
 	for name, foreigners := range map[string]when{"alone": never, "behind foreign rules": first, "before foreign rules": last} {
 		t.Run(name, func(t *testing.T) {
 			before := redirect.Default()
-			for spec, after := range anySpecs(60) {
+			for spec, after := range spectest.Many(60) {
 				for _, f := range families {
 					n := rulesettest.NewNamespace(ruleset.Set{Family: f})
 					if foreigners == first {
-						add(t, n, foreign)
+						check.OK(t, n.Add(foreign()))
 					}
 					n.Reach(t, redirect.Rules(before, f), redirect.Sidecar().Owned)
 					if foreigners == last {
-						add(t, n, foreign)
+						check.OK(t, n.Add(foreign()))
 					}
 					n.Reach(t, redirect.Rules(after, f), redirect.Sidecar().Owned)
 					n.Reach(t, redirect.RejectAll(f), redirect.Sidecar().Owned)
 					n.Reach(t, ruleset.Set{Family: f}, redirect.Sidecar().Owned)
 					want := rulesettest.NewNamespace(ruleset.Set{Family: f})
 					if foreigners != never {
-						add(t, want, foreign)
+						check.OK(t, want.Add(foreign()))
 					}
 					check.Diff(t, fmt.Sprintf("%s, %s: the namespace is not restored", spec, f), linesOf(want), linesOf(n))
 				}
 				before = after
 			}
 		})
-	}
-}
-
-// add adds the rules of iptables-save output to a namespace.
-func add(t *testing.T, n *rulesettest.Namespace, text string) {
-	t.Helper()
-	set, err := ruleset.Parse(n.Save().Family, text)
-	if err == nil {
-		err = n.Add(set)
-	}
-	if err != nil {
-		t.Error(err)
 	}
 }
 
@@ -185,29 +145,6 @@ func (w written) spec(tb testing.TB) redirect.Spec {
 	return s
 }
 
-var servers = [][]netip.Addr{
-	nil,
-	{netip.MustParseAddr("10.0.0.53")},
-	{netip.MustParseAddr("fd00::53")},
-	{netip.MustParseAddr("10.0.0.53"), netip.MustParseAddr("fd00::53"), netip.MustParseAddr("10.0.0.54")},
-}
-
-// anySpecs returns random Specs, the same in every run, and Specs that chance seldom makes. Each has a name for messages.
-func anySpecs(times uint64) iter.Seq2[string, redirect.Spec] {
-	return func(yield func(string, redirect.Spec) bool) {
-		for name, spec := range spectest.Special() {
-			if !yield(name, spec) {
-				return
-			}
-		}
-		for seed := range times {
-			if !yield(fmt.Sprintf("seed %d", seed), spectest.Random(seed)) {
-				return
-			}
-		}
-	}
-}
-
 // TestExplain prints the rules with their reasons for review. Real packets (node/redirection) test their effect.
 func TestExplain(t *testing.T) {
 	explained := func(t *testing.T, name string, sets ...ruleset.Set) {
@@ -224,30 +161,31 @@ func TestExplain(t *testing.T) {
 		tweak func(*redirect.Spec)
 	}{
 		{name: "default"},
-		{name: "inbound-ports", w: written{redirect.FieldInbound: "8080,9090"}},
-		{name: "excluded-ports", w: written{
+		{name: "nothing", w: written{
+			redirect.FieldInbound: "", redirect.FieldOutbound: "", redirect.FieldOutboundPortsExclude: "", redirect.FieldOwnerGroups: "",
+		}},
+		{
+			name: "lists", w: written{
+				redirect.FieldInbound: "8080,9090", redirect.FieldOutbound: "10.0.0.7/8,fd00::/8", redirect.FieldOutboundPorts: "443,8443",
+				redirect.FieldRerouteInterfaces: "vm0,vm1", redirect.FieldOwnerGroups: "2000,3000",
+			},
+			tweak: func(s *redirect.Spec) {
+				s.DNS, s.DNSServers = redirect.DNSServers, addresses("10.0.0.53", "fd00::53", "10.0.0.54")
+			},
+		},
+		{name: "excluded", w: written{
 			redirect.FieldInboundExclude: "22,15020,15021,15090", redirect.FieldOutboundPortsExclude: "3306,53",
+			redirect.FieldOutboundExclude: "10.1.0.0/16,fd00:1::/32", redirect.FieldOwnerGroupsExclude: "2000,3000",
+			redirect.FieldExcludeInterfaces: "eth1,net1", redirect.FieldRerouteInterfaces: "vm0,vm1",
 		}},
-		{name: "outbound-networks-and-ports", w: written{
-			redirect.FieldOutbound: "10.0.0.7/8,fd00::/8", redirect.FieldOutboundExclude: "10.1.0.0/16,fd00:1::/32",
-			redirect.FieldOutboundPorts: "443,8443",
-		}},
-		{name: "nothing", w: written{redirect.FieldInbound: "", redirect.FieldOutbound: "", redirect.FieldOutboundPortsExclude: ""}},
 		{name: "loopback-captured", w: written{redirect.FieldOutbound: "127.0.0.0/8,10.0.0.0/8", redirect.FieldLoopback: "127.0.0.1/24"}},
-		{name: "interfaces", w: written{redirect.FieldExcludeInterfaces: "eth1,net1", redirect.FieldRerouteInterfaces: "vm0,vm1"}},
-		{name: "virtual-machines-and-networks", w: written{
-			redirect.FieldRerouteInterfaces: "vm0,vm1", redirect.FieldOutbound: "10.0.0.0/8,fd00::/8,172.16.0.0/12",
-		}},
-		{name: "owner-groups", w: written{redirect.FieldOwnerGroups: "2000,3000"}},
-		{name: "owner-groups-none", w: written{redirect.FieldOwnerGroups: ""}},
-		{name: "owner-groups-excluded", w: written{redirect.FieldOwnerGroupsExclude: "2000,3000"}},
-		{name: "identities-and-listeners", w: written{
-			redirect.FieldUIDs: "1337,2000", redirect.FieldGIDs: "3000", redirect.FieldOutboundPort: "15101",
-			redirect.FieldInboundPort: "15106", redirect.FieldTunnelPort: "15108",
-		}},
-		{name: "dns-all", tweak: func(s *redirect.Spec) { s.DNS = redirect.DNSAll }},
-		{name: "dns-servers", tweak: func(s *redirect.Spec) { s.DNS, s.DNSServers = redirect.DNSServers, servers[3] }},
-		{name: "dns-servers-of-one-family", tweak: func(s *redirect.Spec) { s.DNS, s.DNSServers = redirect.DNSServers, servers[1] }},
+		{
+			name: "identities-listeners-dns", w: written{
+				redirect.FieldUIDs: "1337,2000", redirect.FieldGIDs: "3000", redirect.FieldOutboundPort: "15101",
+				redirect.FieldInboundPort: "15106", redirect.FieldTunnelPort: "15108",
+			},
+			tweak: func(s *redirect.Spec) { s.DNS = redirect.DNSAll },
+		},
 		{name: "tproxy", w: written{redirect.FieldMode: "TPROXY"}},
 		{
 			name: "tproxy-ports-interfaces-invalid", w: written{
@@ -255,7 +193,6 @@ func TestExplain(t *testing.T) {
 			},
 			tweak: func(s *redirect.Spec) { s.DropInvalid = true },
 		},
-		{name: "tproxy-no-inbound", w: written{redirect.FieldMode: "TPROXY", redirect.FieldInbound: ""}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			spec := test.w.spec(t)

@@ -212,7 +212,7 @@ func (b builder) istioOutput() []ruleset.Rule {
 	for _, p := range b.passthroughs() {
 		rules = append(rules, b.rule("the proxy hands an inbound connection to the app", ruleset.Return, out("lo"), from(p)))
 	}
-	for o := range b.Identities() {
+	for _, o := range b.Identities() {
 		rules = append(rules, b.proxyOwner(o)...)
 	}
 	rules = append(rules, b.ownerGroups()...)

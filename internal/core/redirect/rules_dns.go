@@ -72,7 +72,7 @@ func (b builder) rawOutputDNS() []ruleset.Rule {
 	}
 	query := dport(ruleset.UDP, ruleset.OnePort(dnsPort))
 	var rules []ruleset.Rule
-	for o := range b.Identities() {
+	for _, o := range b.Identities() {
 		rules = append(rules,
 			b.rule("the agent queries the real resolver", zoneAgent, query, o),
 			b.rule("the agent answers the app", zoneApp, ruleset.Port{Protocol: ruleset.UDP, Range: ruleset.OnePort(DNSPort), Source: true}, o))

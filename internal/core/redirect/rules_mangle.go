@@ -30,7 +30,7 @@ func (b builder) mangleOutput() []ruleset.Rule {
 	}
 	rules := append(b.excludedInterfaces(out),
 		b.rule("the proxy's connection to the app is marked already", ruleset.Return, out("lo"), tcp, ruleset.Mark{Value: b.Mark}))
-	for o := range b.Identities() {
+	for _, o := range b.Identities() {
 		for _, p := range b.loopbacks() {
 			rules = append(rules, b.rule("the proxy calls its own pod: the inbound listener must see it",
 				ruleset.SetMark{Value: SelfMark}, out("lo"), tcp, notTo(p), o))

@@ -13,7 +13,6 @@
 package redirect
 
 import (
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -158,20 +157,15 @@ func Default() Spec {
 	}
 }
 
-// Identities yields the users and groups of the proxy.
-func (s Spec) Identities() iter.Seq[ruleset.Owner] {
-	return func(yield func(ruleset.Owner) bool) {
-		for _, u := range s.UIDs {
-			if !yield(ruleset.Owner{ID: u}) {
-				return
-			}
-		}
-		for _, g := range s.GIDs {
-			if !yield(ruleset.Owner{ID: g, Group: true}) {
-				return
-			}
-		}
+// Identities returns the users and groups of the proxy.
+func (s Spec) Identities() (all []ruleset.Owner) {
+	for _, u := range s.UIDs {
+		all = append(all, ruleset.Owner{ID: u})
 	}
+	for _, g := range s.GIDs {
+		all = append(all, ruleset.Owner{ID: g, Group: true})
+	}
+	return all
 }
 
 // CapturesLoopback reports whether a captured network begins at a loopback address: then the app's calls to itself over

@@ -306,35 +306,32 @@ func (l Line) text(chain string) string {
 func (d Diff) Summary(most int) string {
 	var parts []string
 	all := 0
-	add := func(part func() string) {
-		if all++; all <= most {
-			parts = append(parts, part())
+	add := func(c ChainDiff, what string, rules ...Rule) {
+		if all++; all > most {
+			return
 		}
+		for _, r := range rules {
+			what += " " + printable.Quote(r.appendTo(c.Chain), maxLine)
+		}
+		parts = append(parts, fmt.Sprintf("%s %s/%s: %s", d.place(), c.Table, shown(c.Chain), what))
 	}
+	verbs := map[Op]string{Missing: "missing", Extra: "not wanted", Foreign: "foreign rule ahead of ours"}
 	for _, c := range d.Chains {
-		where := func() string { return fmt.Sprintf("%s %s/%s", d.place(), c.Table, shown(c.Chain)) }
 		switch {
 		case c.Absent:
-			add(func() string { return where() + ": chain missing" })
+			add(c, "chain missing")
 		case c.Stale:
-			add(func() string { return where() + ": chain left over" })
+			add(c, "chain left over")
 		default:
-			c.changes(where, add)
+			for _, l := range c.Lines {
+				if verb := verbs[l.Op]; verb != "" {
+					add(c, verb, l.Rule)
+				}
+			}
 		}
 	}
 	if all > most {
 		parts = append(parts, fmt.Sprintf("and %d more", all-most))
 	}
 	return strings.Join(parts, "; ")
-}
-
-func (c ChainDiff) changes(where func() string, add func(func() string)) {
-	verbs := map[Op]string{Missing: "missing", Extra: "not wanted", Foreign: "foreign rule ahead of ours"}
-	for _, l := range c.Lines {
-		if verb, ok := verbs[l.Op]; ok {
-			add(func() string {
-				return fmt.Sprintf("%s: %s %s", where(), verb, printable.Quote(l.Rule.appendTo(c.Chain), maxLine))
-			})
-		}
-	}
 }

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
@@ -56,54 +54,6 @@ func TestDiff_Text(t *testing.T) {
 			rulesettest.Golden(t, filepath.Join("diff", test.name+".txt"), b.String())
 			if d.Empty() != (d.String() == "") || d.Empty() != (d.Summary(3) == "") {
 				t.Errorf("Empty is %t", d.Empty())
-			}
-		})
-	}
-}
-
-func TestSummary_Bound(t *testing.T) {
-	d := ruleset.Compare(wanted(), ruleset.Set{Family: ruleset.IPv4}, ruleset.Ownership{})
-	for most, want := range map[int]string{
-		0: "and 5 more",
-		1: `IPv4 nat/PREROUTING: missing "-A PREROUTING -p tcp -j OWN_IN"; and 4 more`,
-		4: `IPv4 nat/PREROUTING: missing "-A PREROUTING -p tcp -j OWN_IN"; IPv4 nat/OUTPUT: missing "-A OUTPUT -j OWN_OUT"; ` +
-			`IPv4 nat/OWN_IN: chain missing; IPv4 nat/OWN_OUT: chain missing; and 1 more`,
-		5: `IPv4 nat/PREROUTING: missing "-A PREROUTING -p tcp -j OWN_IN"; IPv4 nat/OUTPUT: missing "-A OUTPUT -j OWN_OUT"; ` +
-			`IPv4 nat/OWN_IN: chain missing; IPv4 nat/OWN_OUT: chain missing; IPv4 nat/OWN_TO: chain missing`,
-	} {
-		if diff := cmp.Diff(want, d.Summary(most)); diff != "" {
-			t.Errorf("Summary(%d) (-want +got):\n%s", most, diff)
-		}
-	}
-}
-
-// TestCompare_Differences has differences, and changes without a difference, that TestDiff_Text does not print.
-func TestCompare_Differences(t *testing.T) {
-	base := []string{"OUTPUT -j OWN_A", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}
-	for _, test := range []struct {
-		name    string
-		have    []string
-		differs bool
-	}{
-		{"a foreign chain", append([]string{"CNI-A -j DROP", "PREROUTING -j CNI-A"}, base...), false},
-		{"an empty foreign chain", append([]string{"CNI-A:"}, base...), false},
-		{"another reason", []string{"OUTPUT -j OWN_A # x", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN # y", "OWN_A -j DROP"}, false},
-		{"a foreign rule between ours", []string{"OUTPUT -j OWN_A", "OUTPUT -p tcp -j DROP", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}, true},
-		{"our rules in another order", []string{"OUTPUT -p udp -j OWN_A", "OUTPUT -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}, true},
-		{"a rule more at the end of an own chain", append(base, "OWN_A -p icmp -j ACCEPT"), true},
-		{"a rule less in a built-in chain", base[1:], true},
-		{"a jump more in a built-in chain", append(base, "PREROUTING -j OWN_A"), true},
-		{"a jump more in a foreign chain", append(base, "CNI-A -j OWN_A"), true},
-		{"an empty chain of ours", append(base, "OWN_B:"), true},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			want, have := nat(base...), nat(test.have...)
-			d := ruleset.Compare(want, have, own(want, have))
-			if d.Empty() == test.differs {
-				t.Errorf("differs is %t, want %t:\n%s", !d.Empty(), test.differs, d)
-			}
-			if p := ruleset.Reconcile(want, have, own(want, have)); p.Empty() == test.differs {
-				t.Errorf("the program is\n%s", p)
 			}
 		})
 	}

@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -11,7 +12,7 @@ import (
 // chains into canonical order, so Parse(f, s.String()) equals s. An error names the line and its problem; a text that ends
 // inside a table is an error, so a truncated text never yields a smaller Set.
 func Parse(family Family, text string) (Set, error) {
-	p := parser{set: Set{Family: family}}
+	p := parser{}
 	n := 0
 	open := "" // the first lines of a rule with a comment of several lines
 	for line := range strings.SplitSeq(text, "\n") {
@@ -29,15 +30,15 @@ func Parse(family Family, text string) (Set, error) {
 	if p.table != nil {
 		return Set{}, fmt.Errorf("parsing %s rules: table %q has no COMMIT: the text is cut off", family, p.table.Name)
 	}
-	return p.set.canonical(), nil
+	return New(family, p.tables...), nil
 }
 
 // maxShown keeps an error readable when the input is garbage.
 const maxShown = 200
 
 type parser struct {
-	set   Set
-	table *Table // the open table
+	tables []Table
+	table  *Table // the open table
 	// chains has the index of each chain by name: a table may have very many.
 	chains map[string]int
 }
@@ -51,7 +52,7 @@ func (p *parser) line(line string) error {
 	case p.table == nil:
 		return fmt.Errorf("is outside any table")
 	case line == "COMMIT":
-		p.set.Tables = append(p.set.Tables, *p.table)
+		p.tables = append(p.tables, *p.table)
 		p.table = nil
 		return nil
 	case line[0] == ':':
@@ -73,10 +74,8 @@ func (p *parser) open(name string) error {
 	if !word(name) {
 		return fmt.Errorf("has no table name")
 	}
-	for _, t := range p.set.Tables {
-		if t.Name == name {
-			return fmt.Errorf("table %q is declared twice", name)
-		}
+	if slices.ContainsFunc(p.tables, func(t Table) bool { return t.Name == name }) {
+		return fmt.Errorf("table %q is declared twice", name)
 	}
 	p.table, p.chains = &Table{Name: name}, map[string]int{}
 	return nil

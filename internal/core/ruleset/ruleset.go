@@ -29,14 +29,7 @@ const (
 
 // String returns "IPv4", "IPv6", "inet" or "netdev".
 func (f Family) String() string {
-	switch f {
-	case Inet:
-		return "inet"
-	case Netdev:
-		return "netdev"
-	case IPv4, IPv6:
-	}
-	return fmt.Sprintf("IPv%d", uint8(f))
+	return map[Family]string{Inet: "inet", IPv4: "IPv4", IPv6: "IPv6", Netdev: "netdev"}[f]
 }
 
 // Set is the content of the tables of one family, in canonical form: tables by name, in each table the built-in chains
@@ -176,20 +169,11 @@ func (t Table) print(b *strings.Builder) {
 	b.WriteString("COMMIT\n")
 }
 
-// New makes a Set of tables in any order. Each table gets all its built-in chains, with policy ACCEPT, like the tables
-// that the kernel makes.
+// New makes a Set of tables in any order, which it takes over. Each table gets all its built-in chains, with policy ACCEPT, like the
+// tables that the kernel makes.
 func New(family Family, tables ...Table) Set {
-	s := Set{Family: family, Tables: slices.Clone(tables)}
-	for i := range s.Tables {
-		s.Tables[i].Chains = slices.Clone(s.Tables[i].Chains)
-	}
-	return s.canonical()
-}
-
-// canonical puts tables and chains into the order of the type's description.
-func (s Set) canonical() Set {
-	for i := range s.Tables {
-		t := &s.Tables[i]
+	for i := range tables {
+		t := &tables[i]
 		for _, name := range builtins[t.Name] {
 			if _, ok := t.Chain(name); !ok {
 				t.Chains = append(t.Chains, Chain{Name: name, Policy: "ACCEPT"})
@@ -199,8 +183,8 @@ func (s Set) canonical() Set {
 			return cmp.Or(cmp.Compare(rank(t.Name, a.Name), rank(t.Name, b.Name)), strings.Compare(a.Name, b.Name))
 		})
 	}
-	slices.SortStableFunc(s.Tables, func(a, b Table) int { return strings.Compare(a.Name, b.Name) })
-	return s
+	slices.SortStableFunc(tables, func(a, b Table) int { return strings.Compare(a.Name, b.Name) })
+	return Set{Family: family, Tables: tables}
 }
 
 // rank returns a built-in chain's position in its table; all other chains follow.

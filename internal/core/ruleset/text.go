@@ -66,7 +66,7 @@ func (r *reader) option() {
 		return
 	}
 	r.words = r.words[1+values:]
-	if name == "-m" && (slices.Contains(modules, value) || slices.Contains(AbsentModules(), value)) {
+	if name == "-m" && (slices.Contains(withPorts, value) || slices.Contains(modules, value) || slices.Contains(AbsentModules(), value)) {
 		r.module = value
 		return
 	}
@@ -95,9 +95,12 @@ func (r *reader) values() int {
 	return n
 }
 
-// modules are the matches that match only by their options.
+// withPorts are the protocols whose matches have ports.
+var withPorts = []string{"tcp", "udp", "sctp", "dccp", "udplite"} //nolint:gochecknoglobals // a constant table
+
+// modules are the other matches that match only by their options.
 var modules = []string{ //nolint:gochecknoglobals // a constant table
-	"tcp", "udp", "sctp", "dccp", "udplite", "multiport", "owner", "mark", "connmark", "conntrack", "state", "addrtype", "iprange", "comment",
+	"multiport", "owner", "mark", "connmark", "conntrack", "state", "addrtype", "iprange", "comment",
 }
 
 // AbsentModules returns the iptables matches on parts that the packets of a walk never have, see [Absent].
@@ -115,11 +118,6 @@ func (r *reader) match(name, value string, not bool) Match {
 			return Network{p, name == "-s", not}
 		}
 		return nil
-	case "--mark":
-		if v, m, ok := masked(value); ok && (r.module == "mark" || r.module == "connmark") {
-			return Mark{v, m, r.module == "connmark", not}
-		}
-		return nil
 	case "-p":
 		return r.ofProtocol(value, not)
 	}
@@ -129,11 +127,6 @@ func (r *reader) match(name, value string, not bool) Match {
 			return Other{"! " + text}
 		}
 		return Absent{text}
-	}
-	withPorts := []string{"tcp", "udp", "sctp", "dccp", "udplite"}
-	of := optionsOf[name]
-	if known := of != "" && of == r.module || of == "ports" && slices.Contains(withPorts, r.module); !known {
-		return nil
 	}
 	return r.extension(name, value, not)
 }
@@ -149,51 +142,54 @@ func (r *reader) ofProtocol(name string, not bool) Match {
 	return Protocol{number, not}
 }
 
-// optionsOf has the module of each known option.
-var optionsOf = map[string]string{ //nolint:gochecknoglobals // a constant table
-	"--sport": "ports", "--dport": "ports", "--tcp-flags": "tcp", "--sports": "multiport", "--dports": "multiport", "--ports": "multiport",
-	"--uid-owner": "owner", "--gid-owner": "owner", "--socket-exists": "owner", "--ctstate": "conntrack", "--state": "state",
-	"--dst-type": "addrtype", "--src-type": "addrtype", "--src-range": "iprange", "--dst-range": "iprange", "--comment": "comment",
-}
-
+// extension reads an option of a match; nil if unknown.
 func (r *reader) extension(name, value string, not bool) (m Match) {
-	switch name {
-	case "--sport", "--dport":
-		if p, ok := portRange(value); ok {
-			return Port{r.protocol, p, name == "--sport", not}
+	switch r.module + " " + name {
+	case "mark --mark", "connmark --mark":
+		if v, m, ok := masked(value); ok {
+			return Mark{v, m, r.module == "connmark", not}
 		}
-	case "--sports", "--dports", "--ports":
+	case "multiport --sports", "multiport --dports", "multiport --ports":
 		if list, ok := portRanges(value); ok {
 			side := map[string]Side{"--dports": DestinationPort, "--sports": SourcePort, "--ports": EitherPort}[name]
 			return AnyPort{r.protocol, list, side, not}
 		}
-	case "--tcp-flags":
+	case "tcp --tcp-flags":
 		return tcpFlags(value, not)
-	case "--uid-owner", "--gid-owner":
+	case "owner --uid-owner", "owner --gid-owner":
 		if first, last, ok := idRange(value); ok {
 			return Owner{first, last, name == "--gid-owner", not}
 		}
-	case "--src-range", "--dst-range":
+	case "iprange --src-range", "iprange --dst-range":
 		if first, last, _, ok := bounds(value, netip.ParseAddr); ok {
 			return Addresses{first, last, name == "--src-range", not}
 		}
-	case "--src-type", "--dst-type":
+	case "addrtype --src-type", "addrtype --dst-type":
 		if types, ok := bitsOf(addressTypes, value); ok {
 			return AddressType{types, name == "--src-type", not}
 		}
-	case "--comment":
+	case "comment --comment":
 		return Comment{value}
-	case "--socket-exists":
+	case "owner --socket-exists":
 		m = SocketExists{}
-	case "--ctstate", "--state":
+	case "conntrack --ctstate", "state --state":
 		if bits, ok := bitsOf(stateNames, value); ok {
 			m = States(bits) //nolint:gosec // seven names
 		}
+	default:
+		return r.port(name, value, not)
 	}
 	if m != nil && not {
 		return Not{m}
 	}
 	return m
+}
+
+func (r *reader) port(name, value string, not bool) Match {
+	if p, ok := portRange(value); ok && slices.Contains(withPorts, r.module) && (name == "--sport" || name == "--dport") {
+		return Port{r.protocol, p, name == "--sport", not}
+	}
+	return nil
 }
 
 // protocolNumber is the reverse of protocolName. "all" is 0.
@@ -376,24 +372,21 @@ func translation(text, to string) Target {
 }
 
 func connMark(options []string, value func(string) string) Target {
-	packet, connection := uint32(0), uint32(0)
-	ok := true
-	if text := value("--nfmask"); text != "" {
-		packet, ok = mask(text)
-	}
-	if text := value("--ctmask"); text != "" && ok {
-		connection, ok = mask(text)
-	}
-	switch {
-	case !ok:
-	case slices.Contains(options, "--save-mark"):
-		return CopyMark{false, packet, connection}
-	case slices.Contains(options, "--restore-mark"):
-		return CopyMark{true, packet, connection}
-	default:
-		if v, m, ok := masked(value("--set-xmark")); ok {
-			return SetMark{v, m, true}
+	optional := func(text string) (uint32, bool) {
+		if text == "" {
+			return 0, true
 		}
+		return mask(text)
+	}
+	packet, ok := optional(value("--nfmask"))
+	connection, ok2 := optional(value("--ctmask"))
+	v, m, sets := masked(value("--set-xmark"))
+	switch restore := slices.Contains(options, "--restore-mark"); {
+	case !ok || !ok2:
+	case restore || slices.Contains(options, "--save-mark"):
+		return CopyMark{restore, packet, connection}
+	case sets:
+		return SetMark{v, m, true}
 	}
 	return Other{"-j CONNMARK " + strings.Join(options, " ")}
 }

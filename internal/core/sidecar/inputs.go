@@ -186,15 +186,9 @@ func Revision(status string) string {
 
 // only returns the entries that some rule reads and those with the keys besides; nil without any.
 func only(all map[string]string, besides []string, kinds ...kind) map[string]string {
-	keys := slices.Clone(besides)
-	for _, in := range inputs {
-		if slices.Contains(kinds, in.kind) {
-			keys = append(keys, in.key)
-		}
-	}
 	var some map[string]string // a new map: a Go map keeps its size when keys are deleted
-	for _, key := range keys {
-		if text, has := all[key]; has {
+	for key, text := range all {
+		if slices.Contains(besides, key) || slices.ContainsFunc(kinds, func(of kind) bool { return reads(of, key) }) {
 			if some == nil {
 				some = map[string]string{}
 			}

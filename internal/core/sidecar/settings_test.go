@@ -49,21 +49,28 @@ func TestDecide_Settings(t *testing.T) {
 	}{
 		{"no settings", nil, same},
 
-		{"mode TPROXY", []change{annotation(sidecar.ModeKey, "TPROXY")}, func(s *redirect.Spec) { s.Mode = redirect.TPROXY }},
-
-		{"some outbound networks", []change{annotation(sidecar.OutboundKey, "10.0.0.0/8,fd00::/8")}, func(s *redirect.Spec) {
-			s.Outbound = redirect.Networks{List: spectest.Prefixes("10.0.0.0/8", "fd00::/8")}
-		}},
-		{"excluded outbound networks", []change{annotation(sidecar.OutboundExcludeKey, "169.254.169.254/32,10.0.0.0/8")}, func(s *redirect.Spec) {
-			s.OutboundExclude = spectest.Prefixes("169.254.169.254/32", "10.0.0.0/8")
-		}},
-		{"outbound ports on top", []change{annotation(sidecar.OutboundPortsKey, "80,443")}, func(s *redirect.Spec) { s.OutboundPorts = ruleset.PortList(80, 443) }},
+		{
+			"each annotation",
+			[]change{
+				annotation(sidecar.ModeKey, "TPROXY"), annotation(sidecar.OutboundKey, "10.0.0.0/8,fd00::/8"), annotation(sidecar.InboundPortsKey, "8080, 9090"),
+				annotation(sidecar.OutboundExcludeKey, "169.254.169.254/32,10.0.0.0/8"), annotation(sidecar.OutboundPortsKey, "80,443"),
+				annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.MoreOutboundPortsKey, "8000-8000,9000-9001"),
+				annotation(sidecar.MoreOutboundPortsExcludeKey, "1-65535"), annotation(sidecar.ExcludeInterfacesKey, "eth1, net1"),
+			},
+			func(s *redirect.Spec) {
+				s.Mode, s.Outbound = redirect.TPROXY, redirect.Networks{List: spectest.Prefixes("10.0.0.0/8", "fd00::/8")}
+				s.Inbound = redirect.Ports{List: append(ruleset.PortList(8080, 9090), ruleset.PortRange{First: 8000, Last: 8100})}
+				s.OutboundExclude = spectest.Prefixes("169.254.169.254/32", "10.0.0.0/8")
+				s.OutboundPorts = append(ruleset.PortList(80, 443, 8000), ruleset.PortRange{First: 9000, Last: 9001})
+				s.OutboundPortsExclude = append(ruleset.PortList(15020), ruleset.PortRange{First: 1, Last: 65535})
+				s.ExcludeInterfaces = []string{"eth1", "net1"}
+			},
+		},
 		{"no excluded outbound port: 15020 goes, too", []change{annotation(sidecar.OutboundPortsExcludeKey, "")}, func(s *redirect.Spec) { s.OutboundPortsExclude = nil }},
 		{"excluded outbound ports replace 15020", []change{annotation(sidecar.OutboundPortsExcludeKey, "3306,6379")}, func(s *redirect.Spec) {
 			s.OutboundPortsExclude = ruleset.PortList(3306, 6379)
 		}},
 
-		{"some inbound ports", []change{annotation(sidecar.InboundPortsKey, "8080, 9090")}, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(8080, 9090)} }},
 		{"no excluded inbound port: the sidecar's own stay", []change{annotation(sidecar.InboundPortsExcludeKey, "")}, same},
 		{"an excluded inbound port", []change{annotation(sidecar.InboundPortsExcludeKey, "3306")}, excluding(3306, 15020, 15021, 15090)},
 		{"an excluded inbound port of the sidecar's own", []change{annotation(sidecar.InboundPortsExcludeKey, "15020")}, excluding(15020, 15021, 15090)},
@@ -76,18 +83,8 @@ func TestDecide_Settings(t *testing.T) {
 		{"ranges of excluded inbound ports", []change{annotation(sidecar.MoreInboundPortsExcludeKey, "8000-8100, 22"), annotation(sidecar.InboundPortsExcludeKey, "80")}, func(s *redirect.Spec) {
 			s.InboundExclude = slices.Concat(ruleset.PortList(80), []ruleset.PortRange{{First: 8000, Last: 8100}}, ruleset.PortList(22, 15020, 15021, 15090))
 		}},
-		{"ranges of excluded outbound ports", []change{annotation(sidecar.MoreOutboundPortsExcludeKey, "1-65535")}, func(s *redirect.Spec) {
-			s.OutboundPortsExclude = slices.Concat(ruleset.PortList(15020), []ruleset.PortRange{{First: 1, Last: 65535}})
-		}},
-		{"ranges of outbound ports", []change{annotation(sidecar.MoreOutboundPortsKey, "8000-8000,9000-9001")}, func(s *redirect.Spec) {
-			s.OutboundPorts = []ruleset.PortRange{{First: 8000, Last: 8000}, {First: 9000, Last: 9001}}
-		}},
-		{"ranges of inbound ports", []change{annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.InboundPortsKey, "")}, func(s *redirect.Spec) {
-			s.Inbound = redirect.Ports{List: []ruleset.PortRange{{First: 8000, Last: 8100}}}
-		}},
 		{"a status port of its own is not read", []change{annotation("status.sidecar.istio.io/port", "15099")}, same},
 
-		{"excluded interfaces", []change{annotation(sidecar.ExcludeInterfacesKey, "eth1, net1")}, func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth1", "net1"} }},
 		{"virtual machines by the old key", []change{annotation(sidecar.KubevirtInterfacesKey, "vm0")}, reroute("vm0")},
 		{"the new key wins over the old one", []change{annotation(sidecar.KubevirtInterfacesKey, "vm0"), annotation(sidecar.RerouteInterfacesKey, "vm9")}, reroute("vm9")},
 		{"the new key wins over the old one, empty as well", []change{annotation(sidecar.KubevirtInterfacesKey, "vm0"), annotation(sidecar.RerouteInterfacesKey, "")}, same},
@@ -159,7 +156,7 @@ func TestDecide_Settings(t *testing.T) {
 	}
 }
 
-// TestDecide_BadSettings: TestParse_BadValues and TestParse_LongLists of package redirect have the bad values of each field.
+// TestDecide_BadSettings: TestParse_BadValues and TestParse_Lists of package redirect have the bad values of each field.
 func TestDecide_BadSettings(t *testing.T) {
 	d := sidecar.Decide(pod(
 		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundExcludeKey, "10.0.0.0/8,"), annotation(sidecar.KubevirtInterfacesKey, "0"),
@@ -174,23 +171,22 @@ func TestDecide_BadSettings(t *testing.T) {
 		`securityContext.runAsGroup of container "istio-proxy" or its pod: value 4294967295 is not a user or group id`,
 	}
 	check.Diff(t, "problems", want, strings.Split(fmt.Sprint(d.Err), "\n"))
-	if len(d.Warnings) != 1 {
-		t.Errorf("warnings are %q, want one", d.Warnings)
-	}
+	check.Equal(t, len(d.Warnings), 1, "warnings", d.Warnings)
 	wellFormed(t, d)
 }
 
-func TestDecide_UnreadableSwitches(t *testing.T) {
-	changes := []change{env("DISABLE_ENVOY", "maybe")} // without a warning
-	var want []string
+// TestDecide_IgnoredSettings: ports that have no effect, and switches that cannot be read. Of these, DISABLE_ENVOY causes no warning.
+func TestDecide_IgnoredSettings(t *testing.T) {
+	changes := []change{env("DISABLE_ENVOY", "maybe"), annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.InboundPortsKey, "*")}
+	want := []string{`ignoring annotation "cni.istio.io/includeInboundPorts": all inbound ports are captured; ` +
+		`set annotation "traffic.sidecar.istio.io/includeInboundPorts" to the ports, or to nothing`}
 	for _, name := range []string{"ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"} {
 		changes = append(changes, env(name, "se cret"))
 		want = append(want, fmt.Sprintf(`ignoring environment variable %s of container "istio-proxy": it is not a boolean`, name))
 	}
 	d := sidecar.Decide(pod(changes...))
-	if diff := cmp.Diff(redirect.Default(), d.Spec, specs) + cmp.Diff(want, d.Warnings); diff != "" {
-		t.Errorf("Spec and warnings (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "Spec", redirect.Default(), d.Spec, specs)
+	check.Diff(t, "warnings", want, d.Warnings)
 }
 
 func TestDecide_OwnAnnotations(t *testing.T) {
@@ -210,12 +206,5 @@ func TestDecide_OwnAnnotations(t *testing.T) {
 		if got := sidecar.KeysOf(d.Spec)(redirect.FieldOutboundPortsExclude); got != test.want || d.Err != nil {
 			t.Errorf("got %q, want %q; %v", got, test.want, d.Err)
 		}
-	}
-}
-
-func TestDecide_PortsWithoutEffect(t *testing.T) {
-	d := sidecar.Decide(pod(annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.InboundPortsKey, "*")))
-	if !d.Spec.Inbound.All || len(d.Spec.Inbound.List) > 0 || len(d.Warnings) != 1 || !strings.Contains(d.Warnings[0], sidecar.MoreInboundPortsKey) {
-		t.Errorf("got %v, warnings %q", d.Spec.Inbound, d.Warnings)
 	}
 }

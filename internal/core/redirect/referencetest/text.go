@@ -15,32 +15,29 @@ var chains = regexp.MustCompile(`ISTIO_\w+`)
 func (d *document) restore() string {
 	var b strings.Builder
 	for _, table := range []string{"filter", "mangle", "nat", "raw"} {
-		own := slices.DeleteFunc(slices.Clone(d.rules), func(r rule) bool { return r.table != table })
-		if len(own) > 0 {
-			section(&b, table, own)
+		var made, lines []string
+		for _, r := range d.rules {
+			switch {
+			case r.table != table:
+				continue
+			case r.position == 0:
+				lines = append(lines, fmt.Sprintf("-A %s %s", r.chain, r.text))
+			default:
+				lines = append(lines, fmt.Sprintf("-I %s %d %s", r.chain, r.position, r.text))
+			}
+			made = append(made, chains.FindAllString(r.chain+" "+r.text, -1)...)
 		}
+		if len(lines) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "* %s\n", table)
+		slices.Sort(made)
+		for _, name := range slices.Compact(made) {
+			fmt.Fprintf(&b, "-N %s\n", name)
+		}
+		b.WriteString(strings.Join(lines, "\n") + "\nCOMMIT\n")
 	}
 	return b.String()
-}
-
-func section(b *strings.Builder, table string, rules []rule) {
-	fmt.Fprintf(b, "* %s\n", table)
-	var made []string
-	for _, r := range rules {
-		made = append(made, chains.FindAllString(r.chain+" "+r.text, -1)...)
-	}
-	slices.Sort(made)
-	for _, name := range slices.Compact(made) {
-		fmt.Fprintf(b, "-N %s\n", name)
-	}
-	for _, r := range rules {
-		if r.position == 0 {
-			fmt.Fprintf(b, "-A %s %s\n", r.chain, r.text)
-		} else {
-			fmt.Fprintf(b, "-I %s %d %s\n", r.chain, r.position, r.text)
-		}
-	}
-	b.WriteString("COMMIT\n")
 }
 
 // byChain returns the texts of the rules by table and chain, each at its position.

@@ -5,8 +5,12 @@
 package spectest
 
 import (
+	"fmt"
+	"iter"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -26,6 +30,23 @@ func Special() map[string]redirect.Spec {
 	networks(add)
 	extremes(add)
 	return out
+}
+
+// Many yields the special Specs and random ones, the same in every run. Each has a name for messages.
+func Many(random uint64) iter.Seq2[string, redirect.Spec] {
+	return func(yield func(string, redirect.Spec) bool) {
+		special := Special()
+		for _, name := range slices.Sorted(maps.Keys(special)) {
+			if !yield(name, special[name]) {
+				return
+			}
+		}
+		for seed := range random {
+			if !yield(fmt.Sprintf("seed %d", seed), Random(seed)) {
+				return
+			}
+		}
+	}
 }
 
 // networks adds Specs by ports and networks.

@@ -34,8 +34,8 @@ func (w Wanted) Mode() redirect.Wanted {
 }
 
 // proxyMark returns the mark of the proxy's packets, 0 for a sidecar's: the rules know it by its user.
-func (w Wanted) proxyMark() uint32 {
-	if w.Ambient != nil {
+func (w *Wanted) proxyMark() uint32 {
+	if w != nil && w.Ambient != nil {
 		return ambient.ProxyMark
 	}
 	return 0

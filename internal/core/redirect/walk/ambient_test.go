@@ -13,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
 // ambientPod is a namespace with the rules of a pod in ambient mode.
@@ -106,7 +107,7 @@ func TestDeviations_Ambient(t *testing.T) {
 		"mangle PREROUTING -p tcp -m tcp --dport 80 -m mark ! --mark 0x539/0xfff -j MARK --set-xmark 0x539/0xfff": "inbound TCP connections",
 	} {
 		n := ambientPod(spec, false)
-		n.Live = append([]ruleset.Set{live(t, ruleset.IPv4, rule)}, n.Live...)
+		n.Live = append([]ruleset.Set{rulesettest.Set(rule)}, n.Live...)
 		if got := fmt.Sprint(n.Deviations()); !strings.Contains(got, want) || (want == "") != (got == "[]") {
 			t.Errorf("%s: got %s, want %q", rule, got, want)
 		}

@@ -9,7 +9,7 @@ import (
 // broken returns the rule that breaks the connection of a packet that arrives: it drops the replies or the following packets, or puts
 // the replies into another conntrack zone. It returns nil without such a rule, or if this is not known.
 func (c *course) broken(p Packet, o outcome) *Hop {
-	ends := o.Verdict == Passed || o.Verdict == Redirected || o.Verdict == HandedOver
+	ends := o.Verdict == Passed || o.Verdict.redirects()
 	hostile := len(o.Hops) > 2*maxShown // too many matching rules to walk three times
 	if !ends || hostile || o.limit != "" || o.Packet.State == ruleset.StateUntracked || !p.Outgoing && o.Packet.Type != local {
 		return nil
@@ -54,7 +54,7 @@ func (c *course) back(p Packet, o outcome) (*walker, []reading) {
 		Protocol: p.Protocol, Src: o.Packet.Dst, Dst: p.Src, State: w.state, Translated: o.Packet.Translated, ConnMark: o.Packet.ConnMark,
 		Free: o.Packet.Free.turned(), Type: local, reply: true,
 	}
-	looped := o.Packet.In == c.loopback
+	looped := o.Packet.In == c.Loopback
 	if p.Outgoing && !looped { // from another host
 		back.In = o.Packet.Out
 		return w, w.receive(begin(back))
@@ -62,12 +62,12 @@ func (c *course) back(p Packet, o outcome) (*walker, []reading) {
 	if back.Outgoing, back.Out = true, o.Packet.In; !looped {
 		back.Type = ""
 	}
-	all := w.hook("egress", w.hook("postrouting", w.hook("output", begin(c.by(back, o.Verdict).completed(c.loopback)))))
+	all := w.hook("egress", w.hook("postrouting", w.hook("output", begin(c.by(back, o.Verdict).completed(c.Loopback)))))
 	if !looped {
 		return w, all
 	}
 	for i := range all { // now from the first destination of the connection
-		all[i].looped, all[i].packet.In, all[i].packet.Out, all[i].packet.Src = true, c.loopback, "", p.Dst
+		all[i].looped, all[i].packet.In, all[i].packet.Out, all[i].packet.Src = true, c.Loopback, "", p.Dst
 	}
 	return w, w.receive(all)
 }
@@ -75,7 +75,7 @@ func (c *course) back(p Packet, o outcome) (*walker, []reading) {
 // by adds the user that answers: the proxy's where the mesh decided, otherwise any other user.
 func (c *course) by(p Packet, v Verdict) Packet {
 	if v != Passed {
-		p.Mark = c.proxyMark
+		p.Mark = c.Wanted.proxyMark()
 	}
 	if v == Passed || len(c.proxy) == 0 {
 		p.Free |= FreeUser
@@ -120,5 +120,5 @@ func begin(p Packet) []reading {
 }
 
 func (c *course) walker(s ruleset.States) *walker {
-	return &walker{course: c, state: s, passed: map[bool]int{}}
+	return &walker{course: c, state: s, passed: -1}
 }

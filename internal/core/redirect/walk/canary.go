@@ -3,7 +3,6 @@ package walk
 import (
 	"cmp"
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,8 +22,6 @@ type Deviation struct {
 	Foreign bool
 	// Unknown reports whether the path cannot be followed.
 	Unknown bool
-
-	tool string
 }
 
 // String is one sentence.
@@ -44,8 +41,8 @@ func (d Deviation) String() string {
 		rule = printable.Quote(h.Rule, maxText)
 	case h.Family == ruleset.Inet:
 		rule = printable.Quote(h.Rule, maxText)
-	case d.tool != "":
-		at = "(" + d.tool + ") " + at
+	case h.tool != "":
+		at = "(" + h.tool + ") " + at
 	}
 	if h.Number == 0 {
 		return fmt.Sprintf("%s %s: policy DROP: %s", d.Family, at, d.Packets)
@@ -69,15 +66,12 @@ type canary struct {
 // A drop by a firewall behind the mesh's redirection is a deviation only if all packets of the kind are dropped. It returns nil if
 // no rules are wanted, or lo is not the loopback device.
 func (n Namespace) Deviations() (all []Deviation) {
-	if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // package route reports this: all other deviations follow from it
-		return nil
-	}
-	for k := range n.comparisons() {
+	for _, k := range n.comparisons() {
 		for _, name := range n.Unread[k.family] {
 			all = append(all, Deviation{Family: k.family, Packets: "packets pass " + name + ", which cannot be read here", Foreign: true})
 		}
 		for _, c := range k.list {
-			for _, d := range k.deviations(c, n.Live) {
+			for _, d := range k.deviations(c) {
 				if !slices.ContainsFunc(all, func(o Deviation) bool { return o.Rule != nil && d.Rule != nil && o.Rule.at() == d.Rule.at() }) {
 					all = append(all, d)
 				}
@@ -87,20 +81,22 @@ func (n Namespace) Deviations() (all []Deviation) {
 	return all
 }
 
-// comparisons yields one comparison for each family that the mesh captures.
-func (n Namespace) comparisons() iter.Seq[comparison] {
-	return func(yield func(comparison) bool) {
-		links, sets := n.links(), n.Wanted.Sets()
-		rules := rulesOf(sets)
-		for _, f := range n.Wanted.captured() {
-			k := comparison{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
-			k.sources = k.live.sources()
-			k.list = k.canaries(links, n.Own)
-			if !yield(k) {
-				return
-			}
-		}
+// comparisons returns one comparison for each family that the mesh captures, none if no rules are wanted or lo is not the loopback device.
+func (n Namespace) comparisons() (all []comparison) {
+	if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // package route reports this: all other deviations follow from it
+		return nil
 	}
+	links, sets := n.links(), n.Wanted.Sets()
+	rules := rulesOf(sets)
+	for _, f := range n.Wanted.Families.Captured() {
+		if f == ruleset.IPv4 && !n.Wanted.Families.HasIPv4 {
+			continue
+		}
+		k := comparison{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
+		k.list = k.canaries(links, n.Own)
+		all = append(all, k)
+	}
+	return all
 }
 
 // comparison compares the paths of canaries of a family.
@@ -109,8 +105,6 @@ type comparison struct {
 
 	family       ruleset.Family
 	live, wanted *course
-	// sources are the networks that foreign nat rules match as a source.
-	sources []netip.Prefix
 	// list has the canaries.
 	list []canary
 }
@@ -153,21 +147,10 @@ func (h Hop) at() Hop {
 	return Hop{Family: h.Family, Set: h.Set, Table: h.Table, Chain: h.Chain, Number: h.Number}
 }
 
-// captured returns the families that the mesh captures.
-func (w Wanted) captured() (all []ruleset.Family) {
-	if w.Families.HasIPv4 {
-		all = append(all, ruleset.IPv4)
-	}
-	if w.Families.IPv6 == redirect.Captured {
-		all = append(all, ruleset.IPv6)
-	}
-	return all
-}
-
 // deviations compares the paths of a canary, in both orders of the sets that share a hook and a priority.
-func (k comparison) deviations(c canary, live []ruleset.Set) (all []Deviation) {
-	c.Packet = c.completed(k.live.loopback)
-	want := k.wanted.walk(c.asWanted(k.live.loopback))
+func (k comparison) deviations(c canary) (all []Deviation) {
+	c.Packet = c.completed(k.live.Loopback)
+	want := k.wanted.walk(c.asWanted(k.live.Loopback))
 	for _, course := range []*course{k.live, k.live.reversed} {
 		if course == nil {
 			continue
@@ -176,15 +159,9 @@ func (k comparison) deviations(c canary, live []ruleset.Set) (all []Deviation) {
 		if got.limit != "" {
 			return []Deviation{{Family: k.family, Packets: c.name + " may go any way: " + got.limit, Unknown: true}}
 		}
-		ways := k.compare(c, got, want)
+		all = append(all, k.compare(c, got, want)...)
 		if h := course.broken(c.Packet, got); h != nil && got.Verdict == want.Verdict && got.To == want.To {
-			ways = append(ways, Deviation{Family: k.family, Packets: c.name + " fail", Rule: h, Foreign: !h.wanted})
-		}
-		for _, d := range ways {
-			if d.Rule != nil && d.Rule.Set < len(live) {
-				d.tool = live[d.Rule.Set].Tool
-			}
-			all = append(all, d)
+			all = append(all, Deviation{Family: k.family, Packets: c.name + " fail", Rule: h, Foreign: !h.wanted})
 		}
 	}
 	return all
@@ -223,16 +200,14 @@ func (k comparison) accepts(c canary, r reading, arrives bool) bool {
 	return arrives && (dropped && r.late || c.wholly || c.ownPod && !k.leaves(r))
 }
 
-// leaves reports whether a packet to the pod itself goes to a host outside the nested networks.
+// leaves reports whether a packet to the pod itself goes to a host outside the networks that nat rules match as a source: the masquerading
+// of a container network behind the namespace.
 func (k comparison) leaves(r reading) bool {
 	to := r.to.Addr()
-	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.own, to) && !k.nested(to)
-}
-
-// nested reports whether an address is in a network that nat rules match as a source: the masquerading of a container network
-// behind the namespace.
-func (k comparison) nested(a netip.Addr) bool {
-	return slices.ContainsFunc(k.sources, func(n netip.Prefix) bool { return n.Contains(a) })
+	nested := func() bool {
+		return slices.ContainsFunc(k.live.sources(), func(n netip.Prefix) bool { return n.Contains(to) })
+	}
+	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.Own, to) && !nested()
 }
 
 // sources returns the networks of more than one address that foreign nat rules match as a source.
@@ -333,7 +308,7 @@ func (k comparison) canaries(links []string, own []netip.Addr) (all []canary) {
 			all = append(all, k.ambientCanaries(in, self)...)
 		}
 	}
-	lo := k.live.loopback
+	lo := k.live.Loopback
 	delivery := to(sender(lo, 0, true), loopback(self), httpPort)
 	delivery.Src = netip.AddrPortFrom(loopback(self), client)
 	if k.Ambient != nil { // from the client's address to the pod's
@@ -363,14 +338,7 @@ func (w Wanted) identity(proxy bool) (uid, gid uint32) {
 		return id
 	}
 	if proxy {
-		uid, gid = other(nil), other(nil)
-		if len(w.Spec.UIDs) > 0 {
-			uid = w.Spec.UIDs[0]
-		}
-		if len(w.Spec.GIDs) > 0 {
-			gid = w.Spec.GIDs[0]
-		}
-		return uid, gid
+		return append(slices.Clip(w.Spec.UIDs), ordinaryID)[0], append(slices.Clip(w.Spec.GIDs), ordinaryID)[0]
 	}
 	gid = other(slices.Concat(w.Spec.GIDs, w.Spec.OwnerGroupsExclude))
 	if !w.Spec.OwnerGroups.All && len(w.Spec.OwnerGroups.List) > 0 {
@@ -410,7 +378,7 @@ func (k comparison) first(p Packet, addresses []netip.Addr, ports []uint16) Pack
 	for _, a := range addresses {
 		for _, port := range ports {
 			q := to(p, a, port)
-			if v := k.wanted.walk(q.completed(k.live.loopback)).Verdict; v == Redirected || v == HandedOver {
+			if k.wanted.walk(q.completed(k.live.Loopback)).Verdict.redirects() {
 				return q
 			}
 		}

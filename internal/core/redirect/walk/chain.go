@@ -40,7 +40,7 @@ func (w *walker) chain(s *stage, c *ruleset.Chain, all []reading) passage {
 // rule walks packets through one rule of a chain.
 func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
 	r := c.Rules[i]
-	want, wanted := w.wanted[place{s.table, c.Name, r.String()}]
+	want, wanted := w.wanted[place{s.Table, c.Name, r.String()}]
 	h := s.hop(c, i+1, r.String())
 	h.Target = r.Target
 	h.Why, h.wanted = redirect.Reason(want.Why, p[next][0].packet.Protocol), wanted

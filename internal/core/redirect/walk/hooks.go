@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
@@ -20,20 +19,13 @@ const (
 	maxShown    = 1000
 )
 
-// course is everything that packets of a family traverse. It does not change.
+// course is everything that packets of a family traverse, in a Namespace whose Loopback is set. It does not change.
 type course struct {
+	Namespace
+
 	family ruleset.Family
-	// delivered has the marks with a route only to lo, selected the marks by which policy rules select other routes.
-	delivered []ruleset.Mark
-	selected  []ruleset.Mark
-	// own are the addresses of the namespace; several reports whether it has more than one interface besides lo.
-	own     []netip.Addr
-	several bool
-	// loopback is the name of the loopback device; proxy has the users and groups of the proxy, proxyMark the mark of its packets.
-	loopback  string
-	proxy     []ruleset.Owner
-	proxyMark uint32
-	owner     redirect.Owner
+	// proxy has the users and groups of the proxy.
+	proxy []ruleset.Owner
 	// stages are the base chains of each hook in the order of traversal.
 	stages map[string][]stage
 	wanted map[place]ruleset.Rule
@@ -52,21 +44,19 @@ type walker struct {
 	omitted, steps int
 	// calls are the hops of the jumps that lead to the current chain.
 	calls []int
-	// passed has the last hop that let the packet pass, in nat and elsewhere.
-	passed map[bool]int
+	// passed is the last hop that let the packet pass where the mesh decides, -1 without one: in nat (inNat) or, without one there, elsewhere.
+	passed int
+	inNat  bool
 	ended  []reading
 	limit  string
 }
 
-// stage is a base chain.
+// stage is a base chain. Its Hop has what all hops of the base chain have.
 type stage struct {
-	set    int
-	family ruleset.Family
-	table  string
-	hook   ruleset.Hook
-	chain  *ruleset.Chain
-	// other is set if it belongs neither to iptables nor to the native tables.
-	other bool
+	Hop
+
+	hook  ruleset.Hook
+	chain *ruleset.Chain
 	// chains has the chains of the table by name.
 	chains map[string]*ruleset.Chain
 }
@@ -80,10 +70,9 @@ const (
 
 // hop returns the hop of a rule that matches, or of the policy.
 func (s stage) hop(c *ruleset.Chain, number int, rule string) Hop {
-	return Hop{
-		Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: c.Name, Set: s.set, Number: number, Rule: rule, Answer: Yes,
-		other: s.other, priority: s.hook.Priority,
-	}
+	h := s.Hop
+	h.Chain, h.Number, h.Rule, h.Answer = c.Name, number, rule, Yes
+	return h
 }
 
 // order returns the priority at which a packet traverses the chain.
@@ -124,36 +113,30 @@ type reading struct {
 
 // course returns the course of a family. wanted has the wanted rules.
 func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *course {
-	c := &course{
-		family: f, owner: n.Owner, delivered: n.Delivered[f], selected: n.Selected[f], loopback: cmp.Or(n.Loopback, "lo"),
-		stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
-	}
+	n.Loopback = cmp.Or(n.Loopback, "lo")
+	c := &course{Namespace: n, family: f, stages: map[string][]stage{}, wanted: wanted}
 	if n.Wanted != nil {
-		c.proxy, c.proxyMark = slices.Collect(n.Wanted.Spec.Identities()), n.Wanted.proxyMark()
+		c.proxy = n.Wanted.Spec.Identities()
 	}
 	for i, set := range n.Live {
 		if set.Family != f && set.Family != ruleset.Inet && set.Family != ruleset.Netdev {
 			continue
 		}
 		for _, t := range set.Tables {
-			c.table(i, set.Family, t)
+			c.table(Hop{Set: i, tool: set.Tool, Family: set.Family, Table: t.Name}, t.Chains)
 		}
 	}
-	ambiguous, reversed := false, *c
+	reversed := *c
 	reversed.stages = map[string][]stage{}
 	for hook, stages := range c.stages {
 		turned := slices.Clone(stages)
 		slices.Reverse(turned)
-		for _, order := range [][]stage{stages, turned} {
-			slices.SortStableFunc(order, stage.compare)
-		}
+		slices.SortStableFunc(stages, stage.compare)
+		slices.SortStableFunc(turned, stage.compare)
 		reversed.stages[hook] = turned
-		for i := range stages[1:] {
-			ambiguous = ambiguous || stages[i].compare(stages[i+1]) == 0
+		if !slices.EqualFunc(stages, turned, func(a, b stage) bool { return a.chain == b.chain }) {
+			c.reversed = &reversed
 		}
-	}
-	if ambiguous {
-		c.reversed = &reversed
 	}
 	return c
 }
@@ -165,25 +148,25 @@ func (s stage) compare(o stage) int {
 	if order == 0 && s.hook.Type == "nat" && o.hook.Type == "nat" {
 		order = cmp.Compare(s.hook.Priority, o.hook.Priority)
 	}
-	if order == 0 && s.set == o.set && s.table == o.table {
+	if order == 0 && s.Set == o.Set && s.Table == o.Table {
 		order = cmp.Compare(o.chain.Handle, s.chain.Handle)
 	}
 	return order
 }
 
 // table adds the base chains of a table that have rules or a policy of DROP.
-func (c *course) table(set int, f ruleset.Family, t ruleset.Table) {
-	chains := make(map[string]*ruleset.Chain, len(t.Chains))
-	for i := range t.Chains {
-		chain := &t.Chains[i]
+func (c *course) table(h Hop, all []ruleset.Chain) {
+	chains := make(map[string]*ruleset.Chain, len(all))
+	for i := range all {
+		chain := &all[i]
 		chains[chain.Name] = chain
-		hook, base := c.owner.HookOf(f, t.Name, chain.Name)
+		hook, base := c.Owner.HookOf(h.Family, h.Table, chain.Name)
 		if chain.Hook != nil {
 			hook, base = *chain.Hook, true
 		}
 		if base && (len(chain.Rules) > 0 || chain.Policy == string(ruleset.Drop)) {
-			other := chain.Hook != nil || !c.owner.KnownTable(f, t.Name)
-			c.stages[hook.Name] = append(c.stages[hook.Name], stage{set, f, t.Name, hook, chain, other, chains})
+			h.Hook, h.priority, h.other = hook.Name, hook.Priority, c.other(h.Family, h.Table, *chain)
+			c.stages[hook.Name] = append(c.stages[hook.Name], stage{h, hook, chain, chains})
 		}
 	}
 }
@@ -218,9 +201,9 @@ func (w *walker) send(all []reading) []reading {
 		all[i].packet.Out = cmp.Or(all[i].rerouted, all[i].packet.Out)
 	}
 	all = w.hook("egress", w.hook("postrouting", all))
-	looped, gone := split(all, func(r reading) bool { return r.packet.Out == w.loopback })
+	looped, gone := split(all, func(r reading) bool { return r.packet.Out == w.Loopback })
 	for i := range looped {
-		looped[i].looped, looped[i].packet.In, looped[i].packet.Out = true, w.loopback, ""
+		looped[i].looped, looped[i].packet.In, looped[i].packet.Out = true, w.Loopback, ""
 	}
 	return append(gone, w.receive(looped)...)
 }
@@ -240,7 +223,7 @@ func split[T any](all []T, is func(T) bool) (yes, no []T) {
 // receive runs an incoming packet through ingress, prerouting and input, or through forward and postrouting.
 func (w *walker) receive(all []reading) []reading {
 	in, through := split(w.hook("prerouting", w.hook("ingress", all)), func(r reading) bool {
-		return r.packet.Type == local || marked(w.delivered, r.packet.Mark)
+		return r.packet.Type == local || w.delivers(r.packet.Mark)
 	})
 	given, through := split(through, func(r reading) bool { return r.verdict == HandedOver })
 	for _, r := range given { // a packet with a socket is not forwarded (net/ipv4/ip_forward.c, ip_forward)
@@ -297,16 +280,16 @@ func (s stage) passes(p Packet) bool {
 func (w *walker) reroute(r *reading) (elsewhere bool) {
 	p, old := &r.packet, r.routed
 	r.routed = p.Mark
-	if p.Mark != old && marked(w.delivered, p.Mark) {
-		r.rerouted = cmp.Or(r.rerouted, w.loopback)
+	if p.Mark != old && w.delivers(p.Mark) {
+		r.rerouted = cmp.Or(r.rerouted, w.Loopback)
 		return false
 	}
-	return slices.ContainsFunc(w.selected, func(m ruleset.Mark) bool { return m.Of(p.Mark) != m.Of(old) })
+	return slices.ContainsFunc(w.Selected[w.family], func(m ruleset.Mark) bool { return m.Of(p.Mark) != m.Of(old) })
 }
 
-// marked reports whether a mark is one of the list.
-func marked(list []ruleset.Mark, mark uint32) bool {
-	return slices.ContainsFunc(list, func(m ruleset.Mark) bool { return m.Of(mark) })
+// delivers reports whether a mark has a route only to lo.
+func (c *course) delivers(mark uint32) bool {
+	return slices.ContainsFunc(c.Delivered[c.family], func(m ruleset.Mark) bool { return m.Of(mark) })
 }
 
 // tracking is the priority at which a packet finds its connection (NF_IP_PRI_CONNTRACK, linux/netfilter_ipv4.h).

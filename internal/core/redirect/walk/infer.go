@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,25 +17,16 @@ func (n Namespace) Infer() (spec redirect.Spec, native, found bool) {
 	g := guess{Spec: redirect.Default()}
 	g.Inbound, g.InboundExclude, g.Outbound, g.OutboundPortsExclude = redirect.Ports{}, nil, redirect.Networks{}, nil
 	g.UIDs, g.GIDs, g.Mark, g.TunnelPort = nil, nil, 0, 0
-	for _, s := range n.Live {
-		for _, t := range s.Tables {
-			name, ours := strings.CutPrefix(t.Name, redirect.Sidecar().NativePrefix)
-			native = native || ours
-			for _, c := range t.Chains {
-				g.family, g.tunnel, g.own = s.Family, false, nil
-				chain := strings.ReplaceAll(strings.ToUpper(c.Name), "-", "_")
-				found = found || strings.HasPrefix(chain, redirect.Sidecar().ChainPrefix)
-				for _, r := range c.Rules {
-					g.rule(name+"/"+chain, partsOf(r))
-				}
-			}
+	eachChain(n.Live, func(f ruleset.Family, table string, c ruleset.Chain) {
+		name, ours := strings.CutPrefix(table, redirect.Sidecar().NativePrefix)
+		native = native || ours
+		g.family, g.tunnel, g.own = f, false, nil
+		chain := strings.ReplaceAll(strings.ToUpper(c.Name), "-", "_")
+		found = found || strings.HasPrefix(chain, redirect.Sidecar().ChainPrefix)
+		for _, r := range c.Rules {
+			g.rule(name+"/"+chain, partsOf(r))
 		}
-	}
-	for _, owner := range g.returned { // a group that is returned is excluded
-		if !slices.Contains(g.GIDs, owner) {
-			g.OwnerGroupsExclude = once(g.OwnerGroupsExclude, owner)
-		}
-	}
+	})
 	g.complete(n)
 	return g.Spec, native, found
 }
@@ -44,9 +36,8 @@ type guess struct {
 	redirect.Spec
 
 	family ruleset.Family
-	// returned has the groups whose traffic passes, families the families with rules for outgoing packets.
+	// returned has the groups whose traffic passes.
 	returned []uint32
-	families []ruleset.Family
 	// tunnel is set after the rule for the tunnel's port; own has the families of the rules for the pod's own addresses.
 	tunnel bool
 	own    []ruleset.Family
@@ -73,7 +64,6 @@ type parts struct {
 	chain   string
 	returns bool
 	port    uint16
-	tproxy  bool
 
 	in, out string
 	dst     netip.Prefix
@@ -97,7 +87,7 @@ func partsOf(r ruleset.Rule) (p parts) {
 	case ruleset.RedirectTo:
 		p.port = uint16(t)
 	case ruleset.TProxy:
-		p.port, p.tproxy = t.Port, true
+		p.port = t.Port
 	}
 	for _, m := range r.Matches {
 		p.match(m)
@@ -156,7 +146,7 @@ func (g *guess) rule(at string, r parts) {
 	case "nat/ISTIO_IN_REDIRECT":
 		g.InboundPort = r.port
 	case "mangle/ISTIO_TPROXY":
-		if r.tproxy {
+		if r.port != 0 {
 			g.Mode, g.InboundPort = redirect.TPROXY, r.port
 		}
 	case "nat/ISTIO_INBOUND", "mangle/ISTIO_INBOUND":
@@ -197,7 +187,7 @@ func (g *guess) inbound(at string, r parts) {
 // output reads the outbound networks and ports.
 func (g *guess) output(r parts) {
 	family := max(g.family, r.family)
-	g.families = once(g.families, family)
+	g.DualStack = g.DualStack || family == ruleset.IPv6
 	network, networked := r.dst, r.dst.IsValid()
 	bare := r.matches == 0 && !r.protocol
 	switch {
@@ -227,14 +217,8 @@ func (g *guess) output(r parts) {
 
 // everything returns the network of all addresses of a family, the zero Prefix for both.
 func everything(f ruleset.Family) netip.Prefix {
-	switch f {
-	case ruleset.IPv4:
-		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	case ruleset.IPv6:
-		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	case ruleset.Inet, ruleset.Netdev:
-	}
-	return netip.Prefix{}
+	all := map[ruleset.Family]netip.Addr{ruleset.IPv4: netip.IPv4Unspecified(), ruleset.IPv6: netip.IPv6Unspecified()}
+	return netip.PrefixFrom(all[f], 0)
 }
 
 // proxy reads the identity of the proxy, and the loopback network, from the rule for the proxy's calls to its own pod.
@@ -295,7 +279,13 @@ func (g *guess) interfaces(r parts) {
 
 // complete evaluates rules that have a meaning only together, and fills in fields that no rule shows.
 func (g *guess) complete(n Namespace) {
-	g.links()
+	g.OwnerGroupsExclude = slices.DeleteFunc(g.returned, func(group uint32) bool { return slices.Contains(g.GIDs, group) })
+	g.ExcludeInterfaces = slices.DeleteFunc(g.leaving, func(name string) bool { return !slices.Contains(g.entering, name) })
+	for _, name := range g.entering {
+		if len(g.Outbound.List) == 0 && !slices.Contains(g.ExcludeInterfaces, name) { // a virtual machine without captured networks
+			g.RerouteInterfaces = once(g.RerouteInterfaces, name)
+		}
+	}
 	slices.Reverse(g.RerouteInterfaces) // the last one comes first, see redirect
 	// A pod without outbound capture has no such rule: the rule is not missing.
 	only := !slices.ContainsFunc(g.Outbound.List, func(p netip.Prefix) bool { return p.IsValid() && p.Bits() > 0 })
@@ -305,26 +295,6 @@ func (g *guess) complete(n Namespace) {
 	if len(g.Inbound.List) == 0 && (g.arrives || len(g.InboundExclude) > 0) {
 		g.Inbound.All = true
 	}
-	standard := redirect.Default()
-	g.DualStack = slices.Contains(g.families, ruleset.IPv6)
-	if g.Mark == 0 {
-		g.Mark = standard.Mark
-	}
-	if table := n.Tables[g.Mark]; table != 0 {
-		g.Table = table
-	}
-}
-
-// links separates excluded interfaces from virtual machines' interfaces.
-func (g *guess) links() {
-	for _, name := range g.leaving {
-		if slices.Contains(g.entering, name) {
-			g.ExcludeInterfaces = append(g.ExcludeInterfaces, name)
-		}
-	}
-	for _, name := range g.entering {
-		if len(g.Outbound.List) == 0 && !slices.Contains(g.leaving, name) { // a virtual machine without captured networks
-			g.RerouteInterfaces = once(g.RerouteInterfaces, name)
-		}
-	}
+	g.Mark = cmp.Or(g.Mark, redirect.DefaultMark)
+	g.Table = cmp.Or(n.Tables[g.Mark], g.Table)
 }

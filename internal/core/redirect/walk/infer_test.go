@@ -12,15 +12,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
 // TestInfer_Configuration: for any Spec, the inferred Spec has the same rules.
 func TestInfer_Configuration(t *testing.T) {
-	specs := spectest.Special()
-	for seed := range uint64(300) {
-		specs["seed "+string(rune('0'+seed%10))+string(rune('0'+seed/10%10))+string(rune('0'+seed/100))] = spectest.Random(seed)
-	}
-	for name, spec := range specs {
+	for name, spec := range spectest.Many(300) {
 		if slices.ContainsFunc(spec.Outbound.List, func(p netip.Prefix) bool { return p.Addr().IsLoopback() && !p.Masked().Addr().IsLoopback() }) {
 			continue // such as ::1/96: the kernel does not know that it begins at a loopback address
 		}
@@ -37,7 +34,7 @@ func TestInfer_Configuration(t *testing.T) {
 			}
 		}
 	}
-	if _, _, found := (walk.Namespace{Live: []ruleset.Set{live(t, ruleset.IPv4, "nat OUTPUT -j ACCEPT")}}).Infer(); found {
+	if _, _, found := (walk.Namespace{Live: []ruleset.Set{rulesettest.Set("nat OUTPUT -j ACCEPT")}}).Infer(); found {
 		t.Error("found a configuration without rules of the mesh")
 	}
 }

@@ -40,16 +40,12 @@ func (q question) match(m ruleset.Match) Answer {
 		if m.Prefix.Bits() == 0 && !m.Not {
 			return sure(ruleset.FamilyOf(m.Prefix.Addr()) == q.family)
 		}
-		if ruleset.FamilyOf(m.Prefix.Addr()) != q.family {
-			return No
-		}
-		return not(q.address(m.Source, m.Prefix.Contains, m.Prefix.Masked().Addr(), last(m.Prefix)), m.Not)
+		return q.match(ruleset.Addresses{First: m.Prefix.Masked().Addr(), Last: last(m.Prefix), Source: m.Source, Not: m.Not})
 	case ruleset.Addresses:
 		if ruleset.FamilyOf(m.First) != q.family {
 			return No
 		}
-		inside := func(a netip.Addr) bool { return m.First.Compare(a) <= 0 && a.Compare(m.Last) <= 0 }
-		return not(q.address(m.Source, inside, m.First, m.Last), m.Not)
+		return not(q.address(m), m.Not)
 	case ruleset.Protocol:
 		return not(sure(m.Number == 0 || m.Number == q.Protocol), m.Not)
 	case ruleset.Port:
@@ -70,21 +66,19 @@ func (q question) match(m ruleset.Match) Answer {
 
 // stateful is match for data that the packet itself does not carry: socket, connection and mark.
 func (q question) stateful(m ruleset.Match) Answer {
-	sends := q.hook == "output" || q.hook == "postrouting"
 	switch m := m.(type) {
 	case ruleset.TCPFlags:
 		return min(q.transport(ruleset.TCP), not(q.flags(m), m.Not))
 	case ruleset.SocketExists:
 		return sure(q.Outgoing)
 	case ruleset.Owner:
-		return q.owner(m, sends)
+		return q.owner(m)
 	case ruleset.Mark:
-		if m.Connection && !q.connected() {
-			return No // no connection: a negated match does not hold either (net/netfilter/xt_connmark.c)
-		}
 		mark := q.Mark
 		if m.Connection {
-			mark = q.ConnMark
+			if mark = q.ConnMark; !q.connected() {
+				return No // no connection: a negated match does not hold either (net/netfilter/xt_connmark.c)
+			}
 		}
 		return not(sure(m.Of(mark)), m.Not)
 	case ruleset.StateAlias:
@@ -101,11 +95,11 @@ func (q question) stateful(m ruleset.Match) Answer {
 	case ruleset.Reply:
 		return sure(q.reply)
 	case ruleset.ReversePath:
-		if q.free&FreeSource != 0 && q.several {
+		if q.free&FreeSource != 0 && len(q.Links) > 1 {
 			return Unknown
 		}
 		// Packets are assumed to come from valid sources. A mark of the mesh has a route only to lo.
-		back := !m.ByMark || !marked(q.delivered, q.Mark)
+		back := !m.ByMark || !q.delivers(q.Mark)
 		return sure(back != m.Missing)
 	}
 	return Unknown
@@ -163,21 +157,22 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// address compares an address with the range from first to last.
-func (q question) address(source bool, inside func(netip.Addr) bool, first, last netip.Addr) Answer {
+// address compares an address with a range.
+func (q question) address(m ruleset.Addresses) Answer {
+	inside := func(a netip.Addr) bool { return m.First.Compare(a) <= 0 && a.Compare(m.Last) <= 0 }
 	a, free := q.Dst.Addr(), q.free&FreeDestination != 0
-	if source {
+	if m.Source {
 		a, free = q.Src.Addr(), q.free&FreeSource != 0
 	}
-	mine := source == q.Outgoing || q.Type == local
+	mine := m.Source == q.Outgoing || q.Type == local
 	switch {
 	case !a.IsValid():
 		return Unknown
-	case mine && q.free&FreeOwn != 0 && !a.IsLoopback() && slices.Contains(q.own, a):
+	case mine && q.free&FreeOwn != 0 && !a.IsLoopback() && slices.Contains(q.Own, a):
 		return q.anyOwn(inside)
 	case !free:
 		return sure(inside(a))
-	case q.near(first) && q.near(last):
+	case q.near(m.First) && q.near(m.Last):
 		return No
 	}
 	return Unknown
@@ -186,7 +181,7 @@ func (q question) address(source bool, inside func(netip.Addr) bool, first, last
 // anyOwn reports whether the namespace's addresses are inside; the packet has one of them.
 func (q question) anyOwn(inside func(netip.Addr) bool) Answer {
 	all, some := true, false
-	for _, a := range q.own {
+	for _, a := range q.Own {
 		if ruleset.FamilyOf(a) == q.family && !a.IsLoopback() {
 			all, some = all && inside(a), some || inside(a)
 		}
@@ -252,26 +247,18 @@ func (q question) flags(m ruleset.TCPFlags) Answer {
 	return Yes
 }
 
-// owner compares the sender. Without a sender neither a match nor its negation holds.
-func (q question) owner(m ruleset.Owner, sends bool) Answer {
-	if !sends || !q.Outgoing {
-		return No
-	}
-	id, free := q.UID, q.free&FreeUser != 0
+// owner compares the sender. Without a sender neither a match nor its negation holds. A free sender may be any user except the proxy.
+func (q question) owner(m ruleset.Owner) Answer {
+	id, known := q.UID, q.free&FreeUser == 0
 	if m.Group {
 		id = q.GID
 	}
-	if free {
-		return q.otherUser(m)
-	}
-	first, last := m.Range()
-	return not(sure(first <= id && id <= last), m.Not)
-}
-
-// otherUser compares a sender that may be any user except the proxy.
-func (q question) otherUser(m ruleset.Owner) Answer {
-	first, last := m.Range()
-	if first == last && slices.Contains(q.proxy, ruleset.Owner{ID: first, Group: m.Group}) {
+	switch first, last := m.Range(); {
+	case !q.Outgoing || q.hook != "output" && q.hook != "postrouting":
+		return No
+	case known:
+		return not(sure(first <= id && id <= last), m.Not)
+	case first == last && slices.Contains(q.proxy, ruleset.Owner{ID: first, Group: m.Group}):
 		return not(No, m.Not)
 	}
 	return Unknown
@@ -279,17 +266,18 @@ func (q question) otherUser(m ruleset.Owner) Answer {
 
 // addressType compares the type of an address.
 func (q question) addressType(m ruleset.AddressType) Answer {
-	if !m.Source {
-		if q.Type == "" {
-			return Unknown
-		}
-		return sure(m.Has(q.Type))
-	}
+	name := q.Type
 	switch {
+	case !m.Source:
 	case !q.Src.Addr().IsValid():
-		return Unknown
+		name = ""
 	case q.Outgoing:
-		return sure(m.Has(local))
+		name = local
+	default:
+		name = "UNICAST"
 	}
-	return sure(m.Has("UNICAST"))
+	if name == "" {
+		return Unknown
+	}
+	return sure(m.Has(name))
 }

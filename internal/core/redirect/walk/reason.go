@@ -152,12 +152,8 @@ func (w Wanted) course(f ruleset.Family, sets []ruleset.Set, rules map[place]rul
 // settings returns a minimal set of settings without which the wanted rules would redirect the packet. decided is the wanted
 // rule that lets it pass.
 func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
-	redirects := func(w Wanted) bool {
-		v := w.walk(p).Verdict
-		return v == Redirected || v == HandedOver
-	}
 	without := w.plain()
-	if !redirects(without) {
+	if !without.walk(p).Verdict.redirects() {
 		return nil
 	}
 	rule := ""
@@ -167,7 +163,7 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 	for _, s := range w.kinds() {
 		with := without
 		s.take(&with, &w)
-		if redirects(with) {
+		if with.walk(p).Verdict.redirects() {
 			without = with
 		} else {
 			names = append(names, s.of(&w, rule))
@@ -229,12 +225,7 @@ type outcome struct {
 
 // outcome joins the readings.
 func (w *walker) outcome() outcome {
-	o := outcome{Result: Result{Hops: w.hops, Omitted: w.omitted}, limit: w.limit, ended: w.ended, passed: -1}
-	for _, nat := range []bool{false, true} {
-		if hop, some := w.passed[nat]; some {
-			o.passed = hop
-		}
-	}
+	o := outcome{Result: Result{Hops: w.hops, Omitted: w.omitted}, limit: w.limit, ended: w.ended, passed: w.passed}
 	i := slices.IndexFunc(w.ended, func(r reading) bool { return r.because < 0 })
 	if w.limit != "" || i < 0 {
 		return o

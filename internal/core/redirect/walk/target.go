@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -61,8 +62,8 @@ func (w *walker) verdict(s *stage, v ruleset.Verdict, p *reading, hop int) onwar
 	if v == ruleset.Drop {
 		return w.over(s, *p, Dropped, hop)
 	}
-	if p.because < 0 && destination(s.hook.Name) {
-		w.passed[s.hook.Type == "nat"] = hop
+	if nat := s.hook.Type == "nat"; p.because < 0 && destination(s.hook.Name) && (nat || !w.inNat) {
+		w.passed, w.inNat = hop, nat
 	}
 	if v == ruleset.Return {
 		return back
@@ -111,13 +112,13 @@ func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward 
 	if p.rerouted != unknown {
 		return leave
 	}
-	switch own := slices.Contains(w.own, n.To); {
+	switch own := slices.Contains(w.Own, n.To); {
 	case own && s.hook.Name == "output":
-		p.packet.Type, p.rerouted = local, w.loopback
+		p.packet.Type, p.rerouted = local, w.Loopback
 	case own:
 		p.packet.Type, p.rerouted = local, ""
-	case s.hook.Name == "output" && marked(w.delivered, p.packet.Mark):
-		p.rerouted = w.loopback
+	case s.hook.Name == "output" && w.delivers(p.packet.Mark):
+		p.rerouted = w.Loopback
 	case s.hook.Name == "output" && looping:
 		return w.over(s, *p, Dropped, hop)
 	}
@@ -148,10 +149,7 @@ func (r *reading) handOver(t ruleset.TProxy, hop int) {
 func (r *reading) translate(w *walker, s *stage, n ruleset.NAT, hop int) {
 	p := &r.packet
 	old := p.Dst.Addr()
-	to := netip.AddrPortFrom(n.To, n.Port)
-	if n.Port == 0 {
-		to = netip.AddrPortFrom(n.To, p.Dst.Port())
-	}
+	to := netip.AddrPortFrom(n.To, cmp.Or(n.Port, p.Dst.Port()))
 	r.decided, r.destination = w.cause(hop), true
 	p.Translated |= ruleset.StateDNAT
 	if n.Port != 0 {
@@ -177,7 +175,7 @@ func (r *reading) translate(w *walker, s *stage, n ruleset.NAT, hop int) {
 		if n.Local {
 			lo = loopback(old)
 		}
-		p.Dst, p.Type, r.rerouted = netip.AddrPortFrom(lo, to.Port()), local, w.loopback
+		p.Dst, p.Type, r.rerouted = netip.AddrPortFrom(lo, to.Port()), local, w.Loopback
 	default:
 		p.Type = local
 	}

@@ -116,6 +116,8 @@ func (v Verdict) String() string {
 	return [...]string{"cannot-tell", "passed", "redirected", "handed-over", "dropped", "rejected"}[v]
 }
 
+func (v Verdict) redirects() bool { return v == Redirected || v == HandedOver }
+
 // Answer says whether a rule matches a packet.
 type Answer uint8
 
@@ -142,15 +144,22 @@ type Hop struct {
 	Why string
 
 	wanted bool
-	// other is set if the base chain belongs neither to iptables nor to the native tables; priority is the base chain's.
+	// other is set for a base chain of another program, see Namespace.other; priority is the base chain's.
 	other    bool
 	priority int32
+	// tool is the variant of iptables that has the rule, see [ruleset.Diff.Tool].
+	tool string
 }
 
 // HopOf returns the hop of the i-th rule of a chain, for a packet that matches.
 func (n Namespace) HopOf(f ruleset.Family, table string, c ruleset.Chain, i int) Hop {
-	r, other := c.Rules[i], c.Hook != nil || !n.Owner.KnownTable(f, table)
+	r, other := c.Rules[i], n.other(f, table, c)
 	return Hop{Family: f, Table: table, Chain: c.Name, Number: i + 1, Rule: r.String(), Target: r.Target, Answer: Yes, other: other}
+}
+
+// other reports whether a base chain belongs neither to iptables nor to the native tables.
+func (n Namespace) other(f ruleset.Family, table string, c ruleset.Chain) bool {
+	return c.Hook != nil || !n.Owner.KnownTable(f, table)
 }
 
 // Result is the answer for one packet.
@@ -213,18 +222,14 @@ func (n Namespace) doubted(r Result, f ruleset.Family) Result {
 
 // asWanted returns the packet as the wanted rules expect it: only the loopback device is named lo.
 func (p Packet) asWanted(loopback string) Packet {
-	name := func(link string) string {
-		switch {
-		case loopback == "" || loopback == "lo":
-			return link
-		case link == loopback:
-			return "lo"
-		case link == "lo":
-			return "not lo" // no rule uses this name
+	for _, link := range []*string{&p.In, &p.Out} {
+		switch *link {
+		case cmp.Or(loopback, "lo"):
+			*link = "lo"
+		case "lo":
+			*link = "not lo" // no rule uses this name
 		}
-		return link
 	}
-	p.In, p.Out = name(p.In), name(p.Out)
 	return p
 }
 

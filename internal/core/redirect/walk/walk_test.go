@@ -14,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -41,35 +42,8 @@ func to(text string) change { return func(p *walk.Packet) { p.Dst = netip.MustPa
 func from(text string) change       { return func(p *walk.Packet) { p.Src = netip.MustParseAddrPort(text) } }
 func byLo(p *walk.Packet)           { p.Out = "lo" }
 func state(s ruleset.States) change { return func(p *walk.Packet) { p.State = s } }
-func user(uid, gid uint32) change   { return func(p *walk.Packet) { p.UID, p.GID = uid, gid } }
+func byProxy(gid uint32) change     { return func(p *walk.Packet) { p.UID, p.GID = 1337, gid } }
 func proxied(p *walk.Packet)        { p.Outgoing, p.Out, p.Mark = true, "lo", 1337 }
-
-// live makes a Set from lines "TABLE CHAIN RULE"; "TABLE :CHAIN POLICY" sets a policy or makes a chain.
-func live(t *testing.T, f ruleset.Family, lines ...string) ruleset.Set {
-	t.Helper()
-	byTable := map[string][]string{}
-	for _, line := range lines {
-		table, rest, _ := strings.Cut(line, " ")
-		if !strings.HasPrefix(rest, ":") {
-			rest = "-A " + rest
-		}
-		byTable[table] = append(byTable[table], rest)
-	}
-	text := ""
-	for table, lines := range byTable {
-		for _, c := range ruleset.New(f, ruleset.Table{Name: table}).Tables[0].Chains {
-			if !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, ":"+c.Name+" ") }) {
-				lines = append([]string{":" + c.Name + " ACCEPT"}, lines...)
-			}
-		}
-		text += "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
-	}
-	s, err := ruleset.Parse(f, text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
 
 // short prints the result of a walk: the verdict, the port, and the rule that decided.
 func short(r walk.Result) string {
@@ -86,7 +60,7 @@ func short(r walk.Result) string {
 // TestWalk_Rules covers rules that the random packets of node/redirection rarely or never meet.
 func TestWalk_Rules(t *testing.T) {
 	const (
-		a, b       = "nat :A -", "nat :B -"
+		a, b       = "nat A:", "nat B:"
 		toProxy    = "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001"
 		redirected = "redirected 15001 by nat/OUTPUT 1"
 		opaque     = "[a match that is not known]"
@@ -123,8 +97,8 @@ func TestWalk_Rules(t *testing.T) {
 		{"RETURN goes back to the calling chain", "dropped by nat/OUTPUT 2", out(), []string{a, "nat OUTPUT -j A", "nat OUTPUT -j DROP", "nat A -j RETURN", "nat A -j ACCEPT"}},
 		{"so does the end of a chain", "dropped by nat/OUTPUT 2", out(), []string{a, "nat OUTPUT -j A", "nat OUTPUT -j DROP"}},
 		{"but from behind goto to the caller's caller", "dropped by nat/OUTPUT 2", out(), []string{a, b, "nat OUTPUT -j A", "nat OUTPUT -j DROP", "nat A -g B", "nat A -j ACCEPT", "nat B -j RETURN"}},
-		{"goto from a base chain ends in its policy", "dropped by filter/OUTPUT 0", out(), []string{"filter :OUTPUT DROP", "filter :A -", "filter OUTPUT -g A", "filter OUTPUT -j ACCEPT"}},
-		{"a policy decides after RETURN", "dropped by filter/OUTPUT 0", out(), []string{"filter :OUTPUT DROP", "filter OUTPUT -j RETURN"}},
+		{"goto from a base chain ends in its policy", "dropped by filter/OUTPUT 0", out(), []string{"filter OUTPUT DROP", "filter A:", "filter OUTPUT -g A", "filter OUTPUT -j ACCEPT"}},
+		{"a policy decides after RETURN", "dropped by filter/OUTPUT 0", out(), []string{"filter OUTPUT DROP", "filter OUTPUT -j RETURN"}},
 		{"ACCEPT ends its table only", redirected, out(), []string{"mangle OUTPUT -j ACCEPT", toProxy}},
 		{"raw comes first", "dropped by raw/OUTPUT 1", out(), []string{"raw OUTPUT -j DROP", toProxy}},
 		{"the jump is what decided", "redirected 15006 by nat/PREROUTING 1", in(), []string{a, "nat PREROUTING -p tcp -m tcp --dport 80 -j A", "nat A -p tcp -j REDIRECT --to-ports 15006"}},
@@ -143,6 +117,7 @@ func TestWalk_Rules(t *testing.T) {
 		}},
 		{"what arrives has no sender", "passed", in(), []string{"mangle PREROUTING -m owner ! --uid-owner 5 -j DROP", "mangle PREROUTING -m owner --uid-owner 0 -j DROP"}},
 		{"a broadcast", "dropped by filter/OUTPUT 1", out(to("255.255.255.255:67")), []string{"filter OUTPUT -m addrtype --dst-type BROADCAST -j DROP"}},
+		{"multicast", "dropped by filter/OUTPUT 1", out(to("224.0.0.7:67")), []string{"filter OUTPUT -m addrtype --dst-type MULTICAST -j DROP"}},
 		{"the older DNAT", "redirected 15053 by nat/OUTPUT 1", out(), []string{"nat OUTPUT -p tcp -j DNAT --to-destination 127.0.0.1:15053"}},
 		{"a comment is no target", redirected, out(), []string{"filter OUTPUT -m comment --comment -j -p udp -j DROP", `filter OUTPUT ! -o eth0 -m comment --comment "a \" -j DROP" -j DROP`, toProxy}},
 
@@ -156,31 +131,18 @@ func TestWalk_Rules(t *testing.T) {
 		{"two readings that meet again", "dropped by filter/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -p tcp -j DROP"}},
 		{"the mark of a reading decides", "cannot-tell by mangle/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -m mark --mark 0x1 -j DROP"}},
 	} {
-		n := walk.Namespace{Live: []ruleset.Set{live(t, ruleset.IPv4, tt.rules...)}, Delivered: map[ruleset.Family][]ruleset.Mark{ruleset.IPv4: {{Value: 1337}}}}
+		n := walk.Namespace{Live: []ruleset.Set{rulesettest.Set(tt.rules...)}, Delivered: map[ruleset.Family][]ruleset.Mark{ruleset.IPv4: {{Value: 1337}}}}
 		if r := n.Walk(tt.p); short(r) != tt.want {
 			t.Errorf("%s: %s, want %s\n%s\n%+v", tt.name, short(r), tt.want, r.Summary, r.Hops)
 		}
 	}
 }
 
-// TestWalk_IPv6: a redirected packet arrives at ::1, and IPv4 rules do not apply.
-func TestWalk_IPv6(t *testing.T) {
-	n := walk.Namespace{Live: []ruleset.Set{
-		live(t, ruleset.IPv4, "raw OUTPUT -j DROP"),
-		live(t, ruleset.IPv6, "nat OUTPUT ! -d ::1/128 -p tcp -j REDIRECT --to-ports 15001", "filter INPUT -s fd00::/8 -d ::1/128 -i lo -p tcp -j DROP"),
-	}}
-	if r := n.Walk(out(from("[fd00::1]:1"), to("[fd00::2]:80"))); short(r) != "dropped by filter/INPUT 1" {
-		t.Error(r.Summary)
-	}
-}
-
 // TestWalk_Zones: the first zone stays, also for packets that come back by lo.
 func TestWalk_Zones(t *testing.T) {
-	set := live(t, ruleset.IPv4, "raw OUTPUT -j CT --zone 2", "raw OUTPUT -j CT --zone 1", "raw PREROUTING -j CT --zone 3")
+	set := rulesettest.Set("raw OUTPUT -j CT --zone 2", "raw OUTPUT -j CT --zone 1", "raw PREROUTING -j CT --zone 3")
 	for want, p := range map[ruleset.Zone]walk.Packet{2: out(byLo), 3: in()} {
-		if r := (walk.Namespace{Live: []ruleset.Set{set}}).Walk(p); r.Zone != want {
-			t.Errorf("zone %d, want %d", r.Zone, want)
-		}
+		check.Equal(t, walk.Namespace{Live: []ruleset.Set{set}}.Walk(p).Zone, want)
 	}
 }
 
@@ -207,15 +169,15 @@ func reasonCases() []reasonCase {
 			s.OutboundPortsExclude = []ruleset.PortRange{{First: 81, Last: 90}, {First: 70, Last: 80}, {First: 1, Last: 2}}
 			s.Annotations = map[redirect.Field]string{redirect.FieldOutboundPortsExclude: "a/b"}
 		}, out(), past + "excludeOutboundPorts=70-80 (annotation a/b)"},
-		{func(s *redirect.Spec) { s.OutboundExclude = prefixes("10.1.0.0/16", "10.0.0.0/8") }, out(), past + "excludeOutboundIPRanges=10.0.0.0/8" + annotation + "excludeOutboundIPRanges)"},
-		{func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8")} }, out(), "is redirected to port 15001: this network is captured"},
-		{func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.1.0.0/16")} }, out(), past + "includeOutboundIPRanges=10.1.0.0/16" + annotation + "includeOutboundIPRanges)"},
+		{func(s *redirect.Spec) { s.OutboundExclude = spectest.Prefixes("10.1.0.0/16", "10.0.0.0/8") }, out(), past + "excludeOutboundIPRanges=10.0.0.0/8" + annotation + "excludeOutboundIPRanges)"},
+		{func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: spectest.Prefixes("10.0.0.0/8")} }, out(), "is redirected to port 15001: this network is captured"},
+		{func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: spectest.Prefixes("10.1.0.0/16")} }, out(), past + "includeOutboundIPRanges=10.1.0.0/16" + annotation + "includeOutboundIPRanges)"},
 		{func(s *redirect.Spec) { s.Outbound = redirect.Networks{} }, out(), past + `includeOutboundIPRanges=""` + annotation + "includeOutboundIPRanges)"},
 		{func(s *redirect.Spec) {
-			s.OutboundPortsExclude, s.OutboundExclude = ruleset.PortList(80), prefixes("10.0.0.0/8")
+			s.OutboundPortsExclude, s.OutboundExclude = ruleset.PortList(80), spectest.Prefixes("10.0.0.0/8")
 		}, out(), past + "excludeOutboundIPRanges=10.0.0.0/8" + annotation + "excludeOutboundIPRanges) and excludeOutboundPorts=80" + annotation + "excludeOutboundPorts)"},
 		{func(s *redirect.Spec) { s.UIDs = []uint32{1000} }, out(), always + "the proxy itself is never captured: no loops"},
-		{func(*redirect.Spec) {}, out(user(1337, 5)), always + "the proxy itself is never captured: no loops"},
+		{func(*redirect.Spec) {}, out(byProxy(5)), always + "the proxy itself is never captured: no loops"},
 		{func(*redirect.Spec) {}, out(ofUDP), udp},
 		{func(*redirect.Spec) {}, out(ofUDP, to("10.0.0.7:53")), udp},
 		{func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: []uint32{1}} }, out(), past + "the captured groups=1"},
@@ -224,7 +186,7 @@ func reasonCases() []reasonCase {
 		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(ofUDP, to("10.0.0.7:53")), "is redirected to port 15053: DNS goes to the sidecar agent"},
 		{func(s *redirect.Spec) { s.DNS, s.OutboundPortsExclude = redirect.DNSAll, ruleset.PortList(53) }, out(ofUDP, to("10.0.0.7:53")), past + "excludeOutboundPorts=53" + annotation + "excludeOutboundPorts)"},
 		{func(s *redirect.Spec) { s.OutboundPortsExclude = ruleset.PortList(53) }, out(ofUDP, to("10.0.0.7:53")), udp},
-		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(ofUDP, to("10.0.0.7:53"), user(1337, 5)), always + "the proxy itself is never captured: no loops"},
+		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(ofUDP, to("10.0.0.7:53"), byProxy(5)), always + "the proxy itself is never captured: no loops"},
 		{func(*redirect.Spec) {}, in(), "is redirected to port 15006: every other inbound port is captured"},
 		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(80)} }, in(), "is redirected to port 15006: this inbound port is captured"},
 		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(81, 82, 83, 84)} }, in(), pastIn + "includeInboundPorts=81,82,83,… (1 more)" + annotation + "includeInboundPorts)"},
@@ -235,16 +197,8 @@ func reasonCases() []reasonCase {
 		{func(s *redirect.Spec) { s.Mode = redirect.TPROXY }, out(proxied), always + "the app calls its own pod: directly"},
 		{func(s *redirect.Spec) { s.DropInvalid = true }, in(state(ruleset.StateInvalid)), "is dropped: packets that fit no connection are dropped"},
 		{func(*redirect.Spec) {}, out(byLo, from("127.0.0.6:1")), always + "the proxy hands an inbound connection to the app"},
-		{func(*redirect.Spec) {}, out(byLo, user(1337, 1337)), "is redirected to port 15006: the proxy calls its own pod: through the inbound listener"},
+		{func(*redirect.Spec) {}, out(byLo, byProxy(1337)), "is redirected to port 15006: the proxy calls its own pod: through the inbound listener"},
 	}
-}
-
-func prefixes(texts ...string) []netip.Prefix {
-	var all []netip.Prefix
-	for _, text := range texts {
-		all = append(all, netip.MustParsePrefix(text))
-	}
-	return all
 }
 
 // asRead returns rules as they are read back from the kernel: iptables rules keep only their text and its meaning.
@@ -278,97 +232,31 @@ func TestWalk_Reasons(t *testing.T) {
 	}
 }
 
-// packetsFor returns packets of the proxy and of other processes, to addresses and ports that a Spec names and to others, and some
-// incoming packets.
-func packetsFor(s redirect.Spec) (all []walk.Packet) {
-	ports := []uint16{80, 53, s.TunnelPort}
-	for _, p := range slices.Concat(s.OutboundPorts, s.OutboundPortsExclude, s.Inbound.List, s.InboundExclude) {
-		ports = append(ports, max(p.First, 1))
-	}
-	places := []netip.Addr{netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("2001:db8::9")}
-	for _, p := range slices.Concat(s.Outbound.List, s.OutboundExclude) {
-		places = append(places, p.Addr())
-	}
-	own := map[bool]netip.Addr{true: netip.MustParseAddr("10.0.0.5"), false: netip.MustParseAddr("fd00::5")}
-	proxy := append(s.UIDs, 4711)[0]
-	for i, a := range slices.Concat(places, s.DNSServers, []netip.Addr{own[true], own[false]}) {
-		for j, port := range ports {
-			for _, uid := range []uint32{4711, proxy} {
-				p := out(user(uid, uid), func(p *walk.Packet) {
-					p.Src, p.Dst = netip.AddrPortFrom(own[a.Is4()], 40000), netip.AddrPortFrom(a, port)
-				})
-				if a == own[a.Is4()] || a.IsLoopback() {
-					p.Out = "lo"
-				}
-				if (i+j)%3 == 0 {
-					p.Protocol = ruleset.UDP
-				}
-				all = append(all, p)
-			}
-			all = append(all, in(func(p *walk.Packet) {
-				p.Src, p.Dst = netip.AddrPortFrom(a, 40000), netip.AddrPortFrom(own[a.Is4()], port)
-			}))
-		}
-	}
-	return all
-}
-
-// TestWalk_DialectsAlike: for any Spec, packets take the same path through iptables rules and native tables, and the proxy's packets
-// to other hosts are never captured. node/redirection checks the walk against the kernel with every backend.
-func TestWalk_DialectsAlike(t *testing.T) {
-	f := redirect.Families{IPv6: redirect.Captured, HasIPv4: true}
-	for seed := range uint64(20) {
-		spec := spectest.Random(seed)
-		delivered := map[ruleset.Family][]ruleset.Mark{}
-		for _, family := range spec.Routing(f).MarkFamilies {
-			delivered[family] = []ruleset.Mark{{Value: spec.Mark}}
-		}
-		space := func(native bool) walk.Namespace {
-			return walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(walk.Wanted{Spec: spec, Families: f, Native: native}.Sets()), Delivered: delivered}
-		}
-		iptables, native := space(false), space(true)
-		for _, p := range packetsFor(spec) {
-			one, other := iptables.Walk(p), native.Walk(p)
-			if one.Verdict != other.Verdict || one.To != other.To {
-				t.Errorf("seed %d: %+v: by iptables it %s, by native tables it %s", seed, p, one.Summary, other.Summary)
-			}
-			if p.Outgoing && slices.Contains(spec.UIDs, p.UID) && p.Out != "lo" && one.Verdict != walk.Passed {
-				t.Errorf("seed %d: the proxy's own traffic %s: %+v", seed, one.Summary, p)
-			}
-		}
-	}
-}
-
 // TestWalk_Deviations: where the live rules differ from the wanted rules, the sentence names the rule.
 func TestWalk_Deviations(t *testing.T) {
-	rule := func(chain, text string) func([]ruleset.Set) {
-		return func(sets []ruleset.Set) {
-			table := &sets[0].Tables[slices.IndexFunc(sets[0].Tables, func(t ruleset.Table) bool { return t.Name == "nat" })]
-			for i := range table.Chains {
-				if c := &table.Chains[i]; c.Name == chain && strings.HasPrefix(text, "-D ") {
-					c.Rules = slices.DeleteFunc(c.Rules, func(r ruleset.Rule) bool { return r.String() == text[3:] })
-				} else if c.Name == chain {
-					c.Rules = append([]ruleset.Rule{ruleset.Read(text)}, c.Rules...)
-				}
-			}
-		}
-	}
-	for _, c := range []struct {
-		change func([]ruleset.Set)
-		want   string
-	}{
-		{rule("OUTPUT", "-p tcp -m tcp --dport 80 -j RETURN"), `goes out unredirected, though the wanted rules redirect it to port 15001: rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`},
-		{rule("OUTPUT", "-p tcp -j REDIRECT --to-ports 8080"), `is redirected to port 8080, though the wanted rules redirect it to port 15001: rule 1 of nat OUTPUT ("-p tcp -j REDIRECT --to-ports 8080") is not the mesh's`},
-		{rule("OUTPUT", "-D -j ISTIO_OUTPUT"), `goes out unredirected, though the wanted rules redirect it to port 15001: rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing or out of order`},
-		{rule("ISTIO_OUTPUT", "-D -j ISTIO_REDIRECT"), `goes out unredirected, though the wanted rules redirect it to port 15001: rule 11 of nat ISTIO_OUTPUT ("-j ISTIO_REDIRECT") is missing or out of order`},
-		{func(sets []ruleset.Set) { sets[0].Tables = nil }, `goes out unredirected, though the wanted rules redirect it to port 15001: rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing or out of order`},
+	const though = ", though the wanted rules redirect it to port 15001: "
+	const past = "goes out unredirected" + though
+	for _, c := range []struct{ chain, added, deleted, want string }{
+		{"OUTPUT", "-p tcp -m tcp --dport 80 -j RETURN", "", past + `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`},
+		{"OUTPUT", "-p tcp -j REDIRECT --to-ports 8080", "", "is redirected to port 8080" + though + `rule 1 of nat OUTPUT ("-p tcp -j REDIRECT --to-ports 8080") is not the mesh's`},
+		{"OUTPUT", "", "-j ISTIO_OUTPUT", past + `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing or out of order`},
+		{"ISTIO_OUTPUT", "", "-j ISTIO_REDIRECT", past + `rule 11 of nat ISTIO_OUTPUT ("-j ISTIO_REDIRECT") is missing or out of order`},
+		{"", "", "", past + `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing or out of order`},
 	} {
 		w := walk.Wanted{Spec: redirect.Default()}
 		n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w}
-		c.change(n.Live)
-		if diff := cmp.Diff(c.want, n.Walk(out()).Summary); diff != "" {
-			t.Error(diff)
+		for _, table := range n.Live[0].Tables {
+			for i := range table.Chains {
+				chain := &table.Chains[i]
+				if table.Name == "nat" && chain.Name == c.chain && c.added != "" {
+					chain.Rules = append([]ruleset.Rule{ruleset.Read(c.added)}, chain.Rules...)
+				}
+				chain.Rules = slices.DeleteFunc(chain.Rules, func(r ruleset.Rule) bool {
+					return c.chain == "" || chain.Name == c.chain && r.String() == c.deleted
+				})
+			}
 		}
+		check.Diff(t, "Summary", c.want, n.Walk(out()).Summary)
 	}
 }
 
@@ -376,7 +264,7 @@ func TestWalk_Deviations(t *testing.T) {
 func TestWalk_AnotherInterfaceNamedLo(t *testing.T) {
 	w := walk.Wanted{Spec: redirect.Default()}
 	n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w, Loopback: "lo0"}
-	r := n.Walk(out(byLo, user(1337, 1337)))
+	r := n.Walk(out(byLo, byProxy(1337)))
 	check.Equal(t, r.Verdict, walk.Redirected)
 	check.Equal(t, r.Expected, walk.Passed)
 }
@@ -389,23 +277,16 @@ func TestWalk_NativeRulesOfOthers(t *testing.T) {
 	other := ruleset.Listed([]ruleset.Match{ruleset.Other{Text: "[socket]"}}, ruleset.Drop, []ruleset.Match{ruleset.Other{Text: "[socket]"}, ruleset.Drop})
 	chain.Rules = append([]ruleset.Rule{other}, chain.Rules...)
 	r := n.Walk(out())
-	const want = `cannot tell, because rule 1 of istio-proxy-nat output ("[socket] drop") may match`
-	if diff := cmp.Diff(want, r.Summary); diff != "" {
-		t.Error(diff)
-	}
-	if r := n.Walk(in()); r.Verdict != walk.Redirected {
-		t.Error(r.Summary)
-	}
+	check.Equal(t, r.Summary, `cannot tell, because rule 1 of istio-proxy-nat output ("[socket] drop") may match`)
+	check.Equal(t, n.Walk(in()).Verdict, walk.Redirected)
 }
 
 // TestWalk_TwoSets: where two sets of tables have the same hook and priority, the order matters unless both end alike.
 func TestWalk_TwoSets(t *testing.T) {
-	first := live(t, ruleset.IPv4, "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001")
+	first := rulesettest.Set("nat OUTPUT -p tcp -j REDIRECT --to-ports 15001")
 	for want, rule := range map[string]string{"redirected": "nat OUTPUT -p tcp -j LOG", "cannot-tell": "nat OUTPUT -p tcp -j REDIRECT --to-ports 1"} {
-		for _, sets := range [][]ruleset.Set{{first, live(t, ruleset.IPv4, rule)}, {live(t, ruleset.IPv4, rule), first}} {
-			if r := (walk.Namespace{Owner: redirect.Sidecar(), Live: sets}).Walk(out()); r.Verdict.String() != want {
-				t.Errorf("%s: %s, want %s", rule, r.Summary, want)
-			}
+		for _, sets := range [][]ruleset.Set{{first, rulesettest.Set(rule)}, {rulesettest.Set(rule), first}} {
+			check.Equal(t, walk.Namespace{Owner: redirect.Sidecar(), Live: sets}.Walk(out()).Verdict.String(), want, rule)
 		}
 	}
 }

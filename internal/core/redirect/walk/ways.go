@@ -1,9 +1,6 @@
 package walk
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // Way is where the packets of one kind go by the live rules, such as the app's outbound TCP connections.
 type Way struct {
@@ -25,10 +22,7 @@ type End struct {
 
 // Ways returns the ways of the packets that Deviations compares, by family and kind. It is nil where Deviations is.
 func (n Namespace) Ways() (all []Way) {
-	if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" {
-		return nil
-	}
-	for k := range n.comparisons() {
+	for _, k := range n.comparisons() {
 		unread := len(n.Unread[k.family]) > 0
 		for _, c := range k.list {
 			i := slices.IndexFunc(all, func(w Way) bool { return w.Family == k.family.String() && w.Packets == c.name })
@@ -52,8 +46,8 @@ func (w *Way) add(ends []End) {
 
 // ends returns the ends of a canary. unread is set if it passes rules that cannot be read.
 func (k comparison) ends(c canary, unread bool) (all []End) {
-	c.Packet = c.completed(k.live.loopback)
-	want, got := k.wanted.walk(c.asWanted(k.live.loopback)), k.live.either(c.Packet)
+	c.Packet = c.completed(k.live.Loopback)
+	want, got := k.wanted.walk(c.asWanted(k.live.Loopback)), k.live.either(c.Packet)
 	if unread || got.limit != "" {
 		return []End{{Verdict: CannotTell.String()}}
 	}

@@ -4,13 +4,12 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/ambient"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestWays: the ends of each kind of packets by the live rules, and whether the wanted rules have them.
@@ -47,30 +46,13 @@ func TestWays(t *testing.T) {
 			}
 		}
 		for packets, want := range test.want {
-			if got[packets] != want {
-				t.Errorf("%s: %s: %s, want %s", name, packets, got[packets], want)
-			}
-		}
-	}
-}
-
-// TestWays_AgreeWithDeviations: a way has an end that is not wanted exactly where Deviations has a packet of the kind.
-func TestWays_AgreeWithDeviations(t *testing.T) {
-	t.Parallel()
-	for _, rule := range []string{"", "none"} {
-		n := walk.Namespace{Wanted: walk.WantedOf(redirect.Default(), redirect.Families{HasIPv4: true}, false), Links: []string{"eth0"}, Own: []netip.Addr{netip.MustParseAddr("10.0.0.5")}}
-		if n.Live = n.Wanted.Sets(); rule == "none" {
-			n.Live = nil
-		}
-		texts := fmt.Sprint(n.Deviations())
-		for _, w := range n.Ways() {
-			stray := slices.ContainsFunc(w.Ends, func(e walk.End) bool { return !e.Wanted })
-			if stray != strings.Contains(texts, w.Packets) {
-				t.Errorf("%q: %v, but deviations are %s", rule, w, texts)
-			}
+			check.Equal(t, got[packets], want, name, packets)
 		}
 	}
 	if ways := (walk.Namespace{}).Ways(); ways != nil {
 		t.Errorf("without wanted rules: %v", ways)
 	}
+	n := ambientPod(ambient.Spec{Config: ambient.DefaultConfig()}, false)
+	n.Live = nil
+	check.Contains(t, fmt.Sprint(n.Deviations()), "IPv4: the app's outbound TCP connections go out unredirected")
 }

@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -25,7 +23,5 @@ func Golden(tb testing.TB, name, got string) {
 	}
 	want, err := os.ReadFile(path) //nolint:gosec // the test chooses the name
 	check.OK(tb, err)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		tb.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)
-	}
+	check.Diff(tb, path+" (-update rewrites it)", string(want), got)
 }

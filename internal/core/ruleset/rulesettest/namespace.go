@@ -12,30 +12,26 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Set makes a Set of IPv4 from lines: "TABLE", "TABLE CHAIN:", "TABLE CHAIN RULE" and "TABLE CHAIN RULE # REASON".
+// Set makes a Set of IPv4 from lines: "TABLE", "TABLE CHAIN:", "TABLE CHAIN POLICY", "TABLE CHAIN RULE" and "TABLE CHAIN RULE # REASON".
 func Set(lines ...string) ruleset.Set {
 	n := NewNamespace(ruleset.Set{Family: ruleset.IPv4})
 	for _, line := range lines {
 		name, text, _ := strings.Cut(line, " ")
-		if n.tables[name] == nil {
-			n.tables[name] = n.open(name)
-		}
 		text, why, _ := strings.Cut(text, " # ")
 		chain, rule, isRule := strings.Cut(text, " ")
-		if text == "" {
+		t := n.open(name)
+		if n.tables[name] = t; text == "" {
 			continue
 		}
-		c := n.tables[name].add(strings.TrimSuffix(chain, ":"))
-		if isRule {
+		switch c := t.add(strings.TrimSuffix(chain, ":")); {
+		case rule == "ACCEPT" || rule == "DROP":
+			c.Policy = rule
+		case isRule:
 			c.Rules = append(c.Rules, ruleset.Read(rule))
 			c.Rules[len(c.Rules)-1].Why = why
 		}
 	}
-	var tables []ruleset.Table
-	for _, t := range n.tables {
-		tables = append(tables, ruleset.Table{Name: t.name, Chains: t.chains})
-	}
-	return ruleset.New(ruleset.IPv4, tables...)
+	return n.Save()
 }
 
 // Lines prints a Set as lines for Set, without empty built-in chains of policy ACCEPT and without the owned part. A
@@ -84,16 +80,13 @@ type Namespace struct {
 	tables map[string]*table
 }
 
-type table struct {
-	name   string
-	chains []ruleset.Chain
-}
+type table ruleset.Table
 
 // NewNamespace returns a Namespace with the rules of a Set.
 func NewNamespace(have ruleset.Set) *Namespace {
 	n := &Namespace{family: have.Family, tables: map[string]*table{}}
 	for _, t := range have.Tables {
-		n.tables[t.Name] = (&table{t.Name, t.Chains}).clone()
+		n.tables[t.Name] = (*table)(&t)
 	}
 	return n
 }
@@ -101,8 +94,8 @@ func NewNamespace(have ruleset.Set) *Namespace {
 // Save returns the present rules, as Parse does for the output of iptables-save.
 func (n *Namespace) Save() ruleset.Set {
 	var tables []ruleset.Table
-	for _, t := range n.tables {
-		tables = append(tables, ruleset.Table{Name: t.name, Chains: t.clone().chains})
+	for name := range n.tables {
+		tables = append(tables, ruleset.Table(*n.open(name)))
 	}
 	return ruleset.New(n.family, tables...)
 }
@@ -148,27 +141,21 @@ func (n *Namespace) Apply(p ruleset.Program) error {
 
 // open returns a working copy. A new table begins with its built-in chains.
 func (n *Namespace) open(name string) *table {
-	if t, there := n.tables[name]; there {
-		return t.clone()
+	have, there := n.tables[name]
+	if !there {
+		return (*table)(&ruleset.New(n.family, ruleset.Table{Name: name}).Tables[0])
 	}
-	return &table{name, ruleset.New(n.family, ruleset.Table{Name: name}).Tables[0].Chains}
-}
-
-func (t *table) clone() *table {
-	c := &table{name: t.name, chains: slices.Clone(t.chains)}
-	for i := range c.chains {
-		c.chains[i].Rules = slices.Clone(c.chains[i].Rules)
-		for j := range c.chains[i].Rules {
-			c.chains[i].Rules[j].Why = ""
-		}
+	t := &table{Name: name, Chains: slices.Clone(have.Chains)}
+	for i, c := range t.Chains {
+		t.Chains[i].Rules = slices.Clone(c.Rules)
 	}
-	return c
+	return t
 }
 
 func (t *table) chain(name string) *ruleset.Chain {
-	for i := range t.chains {
-		if t.chains[i].Name == name {
-			return &t.chains[i]
+	for i := range t.Chains {
+		if t.Chains[i].Name == name {
+			return &t.Chains[i]
 		}
 	}
 	return nil
@@ -179,14 +166,14 @@ func (t *table) add(name string) *ruleset.Chain {
 	if c := t.chain(name); c != nil {
 		return c
 	}
-	t.chains = append(t.chains, ruleset.Chain{Name: name, Policy: ruleset.NoPolicy})
-	return &t.chains[len(t.chains)-1]
+	t.Chains = append(t.Chains, ruleset.Chain{Name: name, Policy: ruleset.NoPolicy})
+	return &t.Chains[len(t.Chains)-1]
 }
 
 func (t *table) operation(o ruleset.Operation) error {
 	c := t.chain(o.Chain)
 	switch {
-	case o.Verb == ruleset.EmptyChain && ruleset.Builtin(t.name, o.Chain):
+	case o.Verb == ruleset.EmptyChain && ruleset.Builtin(t.Name, o.Chain):
 		return fmt.Errorf("chain %q is built in", o.Chain)
 	case o.Verb == ruleset.EmptyChain && c == nil:
 		t.add(o.Chain)
@@ -217,50 +204,22 @@ func (t *table) insert(c *ruleset.Chain, place int, r ruleset.Rule) error {
 	if place < 1 || place > len(c.Rules)+1 {
 		return fmt.Errorf("chain %q has %d rules, so nothing can be inserted at %d", c.Name, len(c.Rules), place)
 	}
-	if to := jump(r.String()); to != "" {
-		if target, ok := r.Target.(ruleset.Jump); !ok || target.Chain != to {
-			return fmt.Errorf("rule %q has more than one target", r)
-		}
-		if t.chain(to) == nil {
-			return fmt.Errorf("chain %q does not exist", to)
-		}
+	if to, jumps := r.Target.(ruleset.Jump); jumps && t.chain(to.Chain) == nil {
+		return fmt.Errorf("chain %q does not exist", to.Chain)
 	}
-	r.Why = ""
 	c.Rules = slices.Insert(c.Rules, place-1, r)
 	return nil
 }
 
 func (t *table) remove(c *ruleset.Chain) error {
-	if ruleset.Builtin(t.name, c.Name) || len(c.Rules) > 0 {
+	if ruleset.Builtin(t.Name, c.Name) || len(c.Rules) > 0 {
 		return fmt.Errorf("chain %q is built in or not empty", c.Name)
 	}
-	for _, other := range t.chains {
-		for _, r := range other.Rules {
-			if jump(r.String()) == c.Name {
-				return fmt.Errorf("chain %q is still jumped to from %q", c.Name, other.Name)
-			}
-		}
+	jumps := func(r ruleset.Rule) bool { to, is := r.Target.(ruleset.Jump); return is && to.Chain == c.Name }
+	if slices.ContainsFunc(t.Chains, func(other ruleset.Chain) bool { return slices.ContainsFunc(other.Rules, jumps) }) {
+		return fmt.Errorf("chain %q is still jumped to", c.Name)
 	}
 	name := c.Name
-	t.chains = slices.DeleteFunc(t.chains, func(c ruleset.Chain) bool { return c.Name == name })
+	t.Chains = slices.DeleteFunc(t.Chains, func(c ruleset.Chain) bool { return c.Name == name })
 	return nil
-}
-
-// extensions are targets that are not chains: targets of our rules, and of foreign rules in tests.
-var extensions = []string{ //nolint:gochecknoglobals // a constant table
-	"ACCEPT", "DROP", "RETURN", "REJECT", "REDIRECT", "TPROXY", "MARK", "CONNMARK", "CT", "LOG", "DNAT", "SNAT", "MASQUERADE",
-}
-
-// jump returns the chain that a rule jumps to, "" without a jump. A chain takes no options, so its name ends the rule; a
-// quote behind it means that the words end a text.
-func jump(spec string) string {
-	f := strings.Fields(spec)
-	if len(f) < 2 {
-		return ""
-	}
-	verb, name := f[len(f)-2], f[len(f)-1]
-	if verb != "-j" && verb != "-g" || strings.HasSuffix(name, `"`) || slices.Contains(extensions, name) {
-		return ""
-	}
-	return name
 }

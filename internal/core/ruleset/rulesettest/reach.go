@@ -4,9 +4,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // Reach brings the namespace to the wanted rules and checks the promises of Compare and Reconcile: the wanted rules are
@@ -35,9 +34,7 @@ func (n *Namespace) Reach(tb testing.TB, want ruleset.Set, owned func(want, have
 			}
 		}
 	}
-	if diff := cmp.Diff(Lines(have, ours), Lines(after, oursAfter)); diff != "" {
-		tb.Errorf("foreign rules changed (-before +after):\n%s", diff)
-	}
+	check.Diff(tb, "foreign rules", Lines(have, ours), Lines(after, oursAfter))
 	if parsed, err := ruleset.Parse(after.Family, after.String()); err != nil || !parsed.Equal(after) {
 		tb.Errorf("the result does not survive printing and reading: %v\n%s", err, after)
 	}
