@@ -21,7 +21,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
-	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -103,26 +102,6 @@ func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 	l.waitForStates(1, 0, 0, 0)
 }
 
-// TestW8ARestartedAgentDoesNotWorkTwice: another agent classifies a pod whose validation has not run again.
-func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, inPlace)
-	p, path := l.crashing()
-	stop := l.run()
-	l.waitForAction(p, repair.InPlace)
-	stop()
-	rules, events := rulesOf(t, path), len(l.server.Events())
-	l.options.Metrics = metrics.NewRepair("another")
-	stop = l.run()
-	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 1)
-	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 0)
-	l.waitForStates(1, 0, 0, 0)
-	stop()
-	if got := rulesOf(t, path); got != rules || len(l.server.Events()) != events {
-		t.Errorf("rules are now\n%s\nevents: %v", got, l.events(p))
-	}
-}
-
 // TestPodsThatCannotBeRedirectedInPlace are reported, and no rule is written: W-10, W-11 and settings that the plugin refuses.
 func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 	t.Parallel()
@@ -144,6 +123,12 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 			l.cache(p, l.Host)
 			return l.Host
 		}, podwork.ReasonRepaired, []string{unfit, "it is on the node's own network", "delete the pod"}},
+		"W-11: another pod adds its address": {nil, func(l *fixture, p podSpec) string { // package sandbox has the records that decide
+			squatter := l.Sandbox("10.88.0.3/24", p.ips[0])
+			l.Mount(squatter, "cni-0")
+			l.Mount(l.Sandbox(p.ips...), "cni-1")
+			return squatter
+		}, podwork.ReasonRepaired, []string{unfit, sandbox.ErrAmbiguous.Error(), "netns/cni-0", "netns/cni-1"}},
 		"W-10: a job that is over": {
 			func(p *podSpec) { p.now, p.last, p.restart = p.last, nil, "Never" },
 			(*fixture).place, podwork.ReasonBroken,
@@ -171,47 +156,6 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 				t.Errorf("%d failures", got)
 			}
 			l.untouched(path)
-		})
-	}
-}
-
-// TestASquatterBlocksNoRepair: another pod adds the address of a broken one. The broken pod is repaired if a record
-// distinguishes the two; otherwise the event names both. Package sandbox tests all squats and records.
-func TestASquatterBlocksNoRepair(t *testing.T) {
-	t.Parallel()
-	const address = "10.88.0.2/24"
-	evil := podSpec{name: "evil", uid: "99999999-4d64-4b2b-9d5a-6d1d2a3b4c5d"}
-	for name, test := range map[string]struct {
-		record func(l *fixture, p podSpec, victim, squatter string)
-		texts  []string // of the event, if the pod is not repaired
-	}{
-		"with the squatter in the cache":     {func(l *fixture, _ podSpec, _, squatter string) { l.cache(evil, squatter) }, nil},
-		"with a process in the pod's cgroup": {func(l *fixture, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
-		"without anything": {
-			func(*fixture, podSpec, string, string) {},
-			[]string{sandbox.ErrAmbiguous.Error(), "netns/cni-0", "netns/cni-1"},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newFixture(t, inPlace)
-			p := crashing("web").at(address)
-			p.uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
-			squatter, victim := l.Sandbox("10.88.0.3/24", address), l.Sandbox(address)
-			l.Mount(squatter, "cni-0")
-			l.Mount(victim, "cni-1")
-			test.record(l, p, victim, squatter)
-			l.set(p)
-			l.run()
-			if test.texts == nil {
-				l.waitForAction(p, repair.InPlace)
-			} else {
-				both := []string{sandboxtest.Inode(t, victim).String(), sandboxtest.Inode(t, squatter).String()}
-				l.waitForEvent(p, "Warning", podwork.ReasonRepaired, append(both, test.texts...)...)
-			}
-			if captured(t, victim) != (test.texts == nil) || rulesOf(t, squatter) != "" {
-				t.Error("the wrong namespace was written to")
-			}
 		})
 	}
 }

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,11 +30,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -98,6 +104,17 @@ func (c *Controller) Check(ctx context.Context, k types.NamespacedName) (audit.S
 	return c.auditor.Inspect(ctx, auditor.Socket, k)
 }
 
+// statusOf is Check for a pod that the watch is about to deliver.
+func (c *Controller) statusOf(t *testing.T, k types.NamespacedName) (s audit.Status) {
+	t.Helper()
+	agenttest.Eventually(t, "the controller does not know the pod", func() bool {
+		var err error
+		s, err = c.Check(t.Context(), k)
+		return err == nil
+	})
+	return s
+}
+
 func (l *fixture) plugin() (cniconf.NetConf, error) {
 	if conf := l.conf.Load(); conf != nil {
 		return *conf, nil
@@ -128,6 +145,52 @@ func (l *fixture) place(p podSpec) (path string) {
 	l.cache(p, path)
 	l.set(p)
 	return path
+}
+
+// space is a network namespace with the configured backend.
+func (l *fixture) space(path string) redirection.Namespace {
+	l.Helper()
+	conf := l.conf.Load()
+	return redirection.Namespace{
+		NetNS: netnstest.Open(l.T, path), Backend: conf.Backend, Log: slog.New(slog.DiscardHandler),
+		Tools: iptables.Host{Force: iptables.Variant(conf.ForceIptables)},
+	}
+}
+
+// program writes the wanted rules like the plugin.
+func (l *fixture) program(path string) {
+	l.Helper()
+	_, err := l.space(path).Apply(l.Context(), redirect.Default(), redirection.Reconcile)
+	l.Do(err)
+}
+
+// redirect makes a pod's sandbox with its rules.
+func (l *fixture) redirect(p podSpec) (path string) {
+	l.Helper()
+	path = l.Sandbox(p.ips...)
+	l.cache(p, path)
+	l.program(path)
+	return path
+}
+
+// listen opens ports in a namespace, by default the proxy's, with a UID of this machine.
+func (l *fixture) listen(path string, uid uintptr, ports ...string) {
+	l.Helper()
+	l.Do(netns.Do(path, func() error {
+		_, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, uid, 0, 0) // of this thread
+		defer func() { _, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, 0, 0, 0) }()
+		if len(ports) == 0 {
+			ports = []string{"15001", "15006"}
+		}
+		for _, port := range ports {
+			socket, err := (&net.ListenConfig{}).Listen(l.Context(), "tcp4", "0.0.0.0:"+port)
+			if err != nil {
+				return err
+			}
+			l.Cleanup(func() { _ = socket.Close() })
+		}
+		return nil
+	}))
 }
 
 // crashing places the pod "web" whose validation fails again and again.

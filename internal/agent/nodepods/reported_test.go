@@ -9,12 +9,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/core/audit"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
@@ -27,17 +25,6 @@ func report(p podSpec) func(*Options) {
 		}
 		o.Reported = func(is func(string) bool) (agentapi.Report, bool) { return one, is(one.UID) }
 	}
-}
-
-// redirect makes a pod's sandbox with its rules, like the plugin.
-func (l *fixture) redirect(p podSpec) (path string) {
-	l.Helper()
-	path = l.Sandbox(p.ips...)
-	l.cache(p, path)
-	space := redirection.Namespace{NetNS: netnstest.Open(l.T, path), Log: l.options.Log}
-	_, err := space.Apply(l.Context(), redirect.Default(), redirection.Reconcile)
-	l.Do(err)
-	return path
 }
 
 // TestReport_WithoutRules: race repair trusts the plugin's report until the audit finds something else.

@@ -3,7 +3,6 @@ package sandbox_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -101,14 +100,10 @@ func TestProcesses_OneThread(t *testing.T) {
 func unshared(n *sandboxtest.Node, uid string, inside, outside int) {
 	n.Helper()
 	ids := []syscall.SysProcIDMap{{ContainerID: inside, HostID: outside, Size: 1}}
-	process := exec.CommandContext(n.Context(), "sleep", "1000")
-	process.SysProcAttr = &syscall.SysProcAttr{
+	n.StartAs(syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
 		Credential: &syscall.Credential{Uid: uint32(inside), Gid: uint32(inside)},
-	}
-	n.Do(process.Start())
-	n.Cleanup(func() { _ = process.Wait() })
-	n.Contain(process.Process.Pid, uid, container)
+	}, uid, container)
 }
 
 // TestProcesses_UserNamespace: the kernel's owner match ignores the IDs of a user namespace that a process has created.
