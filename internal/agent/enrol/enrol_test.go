@@ -469,15 +469,17 @@ func TestEnrol_WithoutZtunnel(t *testing.T) {
 	check.Equal(t, p.annotation(), enabled, "after a restart of ztunnel")
 }
 
+// missing returns the missing step.
+func (p *pod) missing(a *agent) string {
+	s, _ := a.pods.Status(p.uid)
+	return s.Missing
+}
+
 // misses waits until a step with a text is missing, "" for none.
 func (p *pod) misses(a *agent, step string) {
 	p.f.Helper()
-	status := func() enrol.Status {
+	agenttest.Until(p.f.T, func() string { return p.missing(a) }, func() bool {
 		s, _ := a.pods.Status(p.uid)
-		return s
-	}
-	agenttest.Until(p.f.T, func() string { return status().Missing }, func() bool {
-		s := status()
 		return s.Wanted && (s.Missing == "") == (step == "") && strings.Contains(s.Missing, step)
 	})
 }
@@ -604,12 +606,14 @@ func TestStart_Snapshot(t *testing.T) {
 	for i := range 20 {
 		pods = append(pods, f.pod(fmt.Sprintf("web-%d", i), labelled))
 	}
+	held := open(t, pods[0])
 	first := f.agent()
 	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
 	for _, p := range pods {
 		p.enrolled(z)
 	}
 	first.stop()
+	check.Equal(t, open(t, pods[0]), held, "descriptors of a namespace after the end")
 	before, generation := f.patches(), pods[0].version()
 	late := f.pod("late", labelled, was(pending))
 	left := f.pod("left", was(pending))
@@ -641,7 +645,7 @@ func TestEnrol_Killed(t *testing.T) {
 			first, z := f.mesh()
 			out.enrolled(z)
 			in.enrolled(z)
-			third := f.pod("third")
+			third, brief := f.pod("third"), f.pod("brief")
 			if step == "patch" {
 				f.server.FailOn("pods", kubetest.ServerError, 1000)
 			} else {
@@ -649,9 +653,13 @@ func TestEnrol_Killed(t *testing.T) {
 			}
 			out.relabel("")
 			third.relabel("ambient")
+			brief.relabel("ambient")
 			before := f.patches()
-			agenttest.Eventually(t, "nothing is under way", func() bool { return third.rules() || step == "patch" && f.patches() > before+1 })
+			agenttest.Eventually(t, "nothing is under way", func() bool {
+				return third.rules() && brief.rules() || step == "patch" && f.patches() > before+2
+			})
 			first.stop()
+			brief.relabel("") // before the next agent starts
 			f.server.Heal()
 			z.Close()
 			f.agent()
@@ -659,6 +667,7 @@ func TestEnrol_Killed(t *testing.T) {
 			third.enrolled(z)
 			in.enrolled(z)
 			out.released(z)
+			brief.released(z)
 		})
 	}
 }

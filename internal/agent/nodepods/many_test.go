@@ -2,7 +2,6 @@ package nodepods
 
 import (
 	"fmt"
-	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -109,11 +109,6 @@ func TestTheGaugeHasTheStateOfThePod(t *testing.T) {
 
 // TestNothingIsLeftBehind counts goroutines and open files after controllers have ended during their work.
 func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts for all tests together
-	files := func() int {
-		entries, err := os.ReadDir("/proc/self/fd")
-		check.OK(t, err)
-		return len(entries)
-	}
 	l := newFixture(t, inPlace)
 	p := crashing("web").at("10.88.0.2/24")
 	l.place(p)
@@ -123,7 +118,7 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 	stop := l.run()
 	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
 	stop()
-	goroutines, open := runtime.NumGoroutine(), files()
+	goroutines, open := runtime.NumGoroutine(), netnstest.OpenFiles(t)
 	for range 10 {
 		before := l.repaired(metrics.RepairPod, metrics.RepairSkip)
 		stop := l.run()
@@ -132,7 +127,7 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 	}
 	agenttest.Until(t, func() string {
 		buffer := make([]byte, 1<<16)
-		return fmt.Sprintf("%d goroutines, %d before; %d files, %d before\n%s", runtime.NumGoroutine(), goroutines, files(), open,
+		return fmt.Sprintf("%d goroutines, %d before; %d files, %d before\n%s", runtime.NumGoroutine(), goroutines, netnstest.OpenFiles(t), open,
 			buffer[:runtime.Stack(buffer, true)])
-	}, func() bool { return runtime.NumGoroutine() <= goroutines+2 && files() <= open+2 })
+	}, func() bool { return runtime.NumGoroutine() <= goroutines+2 && netnstest.OpenFiles(t) <= open+2 })
 }
