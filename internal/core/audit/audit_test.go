@@ -62,6 +62,15 @@ func chain(s *ruleset.Set, name string) *[]ruleset.Rule {
 	panic(name)
 }
 
+// own changes the rules of chain ISTIO_OUTPUT.
+func own(change func([]ruleset.Rule) []ruleset.Rule) func(*ruleset.Set) {
+	return func(s *ruleset.Set) {
+		rules := chain(s, "ISTIO_OUTPUT")
+		*rules = change(*rules)
+	}
+}
+
+// TestRules: a rule that takes packets is foreign, a rule without an effect is no problem, and a missing wanted rule is drift.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -69,17 +78,22 @@ func TestRules(t *testing.T) {
 		want   audit.State
 		text   string
 	}{
-		"as wanted":      {func(*ruleset.Set) {}, audit.Captured, ""},
-		"no rules":       {func(s *ruleset.Set) { s.Tables = nil }, audit.Bypassed, "no rule of the mesh"},
-		"a rule is gone": {func(s *ruleset.Set) { r := chain(s, "ISTIO_OUTPUT"); *r = (*r)[1:] }, audit.Drifted, "missing \"-A ISTIO_OUTPUT -p tcp -m tcp --dport 15020"},
-		"the order": {
-			func(s *ruleset.Set) { r := *chain(s, "ISTIO_OUTPUT"); r[0], r[1] = r[1], r[0] }, audit.Drifted, "missing",
-		},
+		"as wanted":        {func(*ruleset.Set) {}, audit.Captured, ""},
+		"no rules":         {func(s *ruleset.Set) { s.Tables = nil }, audit.Bypassed, "no rule of the mesh"},
+		"a rule is gone":   {own(func(r []ruleset.Rule) []ruleset.Rule { return r[1:] }), audit.Drifted, "missing \"-A ISTIO_OUTPUT -p tcp -m tcp --dport 15020"},
+		"the order":        {own(func(r []ruleset.Rule) []ruleset.Rule { r[0], r[1] = r[1], r[0]; return r }), audit.Drifted, "missing"},
 		"RETURN ahead":     {ahead("-p tcp -j RETURN"), audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN"},
 		"a chain ahead":    {ahead("-g OTHER"), audit.ForeignRule, "-g OTHER"},
-		"LOG ahead":        {ahead("-p tcp -j LOG"), audit.Captured, ""},
-		"a count ahead":    {ahead("-p tcp"), audit.Captured, ""},
 		"the jump is gone": {func(s *ruleset.Set) { *chain(s, "OUTPUT") = nil }, audit.Drifted, "nat/OUTPUT: missing"},
+		"added ahead": {
+			own(func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 1, ruleset.Read("-p tcp -j RETURN")) }), audit.ForeignRule, "RETURN",
+		},
+		"added behind":       {own(func(r []ruleset.Rule) []ruleset.Rule { return append(r, ruleset.Read("-p tcp -j RETURN")) }), audit.Captured, ""},
+		"a wanted one twice": {own(func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, r[0]) }), audit.Captured, ""},
+		"all of them twice":  {own(func(r []ruleset.Rule) []ruleset.Rule { return append(slices.Clone(r), r...) }), audit.Captured, ""},
+		"replaced":           {own(func(r []ruleset.Rule) []ruleset.Rule { r[1] = ruleset.Read("-p tcp -j RETURN"); return r }), audit.Drifted, ""},
+		"a count":            {own(func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, ruleset.Read("-p tcp")) }), audit.Captured, ""},
+		"a log":              {own(func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 3, ruleset.Read("-j LOG")) }), audit.Captured, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -109,7 +123,7 @@ func TestAssess_MostSeriousState(t *testing.T) {
 			}
 			return nil
 		},
-		Collisions: make([]audit.Process, 20),
+		Collisions: append([]audit.Process{{PID: 7, Thread: 9, Container: "app", UID: 1337, GID: 5}}, make([]audit.Process, 19)...),
 	}
 	got := audit.Assess(redirect.Default(), o)
 	var states []audit.State
@@ -123,6 +137,7 @@ func TestAssess_MostSeriousState(t *testing.T) {
 	if !slices.Equal(states, want) || audit.StateOf(got) != audit.ForeignRule {
 		t.Errorf("got %v", got)
 	}
+	check.Equal(t, got[5].Detail, `thread 9 of process 7 of container "app" runs with uid 1337 and gid 5`)
 	check.Equal(t, got[10].Detail, "and 15 more processes")
 }
 
@@ -141,14 +156,6 @@ func TestAssess_Ambient(t *testing.T) {
 		if all := audit.ExceptionsOf(ambient.Spec{Ingress: in}); len(all) != want || in && all[0].Setting != ambient.BypassInboundKey {
 			t.Errorf("ingress %t: %v", in, all)
 		}
-	}
-}
-
-func TestAssess_ThreadOfAProcess(t *testing.T) {
-	t.Parallel()
-	got := audit.Assess(redirect.Default(), audit.Observation{Collisions: []audit.Process{{PID: 7, Thread: 9, Container: "app", UID: 1337, GID: 5}}})
-	if len(got) != 1 || got[0].Detail != `thread 9 of process 7 of container "app" runs with uid 1337 and gid 5` {
-		t.Errorf("got %v", got)
 	}
 }
 
@@ -373,31 +380,6 @@ func insert(s *ruleset.Set, name, rule string) {
 	for j := range t.Chains {
 		if c := &t.Chains[j]; c.Name == "OUTPUT" {
 			c.Rules = slices.Insert(c.Rules, 0, ruleset.Read(rule))
-		}
-	}
-}
-
-// TestRules_OwnChains: a rule that takes packets is foreign, a rule without an effect is no problem, and a missing wanted rule is drift.
-func TestRules_OwnChains(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		change func([]ruleset.Rule) []ruleset.Rule
-		want   audit.State
-	}{
-		"added ahead":        {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 1, ruleset.Read("-p tcp -j RETURN")) }, audit.ForeignRule},
-		"added behind":       {func(r []ruleset.Rule) []ruleset.Rule { return append(r, ruleset.Read("-p tcp -j RETURN")) }, audit.Captured},
-		"a wanted one twice": {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, r[0]) }, audit.Captured},
-		"all of them twice":  {func(r []ruleset.Rule) []ruleset.Rule { return append(slices.Clone(r), r...) }, audit.Captured},
-		"replaced":           {func(r []ruleset.Rule) []ruleset.Rule { r[1] = ruleset.Read("-p tcp -j RETURN"); return r }, audit.Drifted},
-		"a count":            {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, ruleset.Read("-p tcp")) }, audit.Captured},
-		"a log":              {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 3, ruleset.Read("-j LOG")) }, audit.Captured},
-	} {
-		got := problems(redirect.Default(), func(s *ruleset.Set) {
-			rules := chain(s, "ISTIO_OUTPUT")
-			*rules = test.change(*rules)
-		})
-		if audit.StateOf(got) != test.want {
-			t.Errorf("%s: got %v", name, got)
 		}
 	}
 }
