@@ -12,19 +12,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 var v4 = redirect.Families{HasIPv4: true, Host: netip.MustParseAddr("10.0.0.5")}
-
-// name names the fields; package sidecar uses annotations.
-func name(f redirect.Field) string {
-	return map[redirect.Field]string{
-		redirect.FieldInbound: "inbound", redirect.FieldOutbound: "outbound", redirect.FieldOutboundExclude: "outbound-exclude",
-		redirect.FieldOutboundPortsExclude: "outbound-ports-exclude", redirect.FieldExcludeInterfaces: "interfaces",
-		redirect.FieldOwnerGroups: "groups", redirect.FieldOwnerGroupsExclude: "groups-exclude",
-	}[f]
-}
 
 // problems returns the problems of the changed wanted rules, in a namespace with the interface eth0 and other sets.
 func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.Set) []audit.Problem {
@@ -153,7 +145,7 @@ func TestAssess_Ambient(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	for in, want := range map[bool]int{false: 0, true: 1} {
-		if all := audit.ExceptionsOf(ambient.Spec{Ingress: in}); len(all) != want || in && all[0].Setting != ambient.BypassInboundKey {
+		if all := audit.Exceptions(ambient.Spec{Ingress: in}); len(all) != want || in && all[0].Setting != ambient.BypassInboundKey {
 			t.Errorf("ingress %t: %v", in, all)
 		}
 	}
@@ -238,14 +230,14 @@ func TestTexts_Bounds(t *testing.T) {
 	for i := range 5000 {
 		spec.OutboundPortsExclude = append(spec.OutboundPortsExclude, ruleset.OnePort(uint16(20000+i)))
 	}
-	if all := audit.Exceptions(spec, name); len(all) != 1 || len(all[0].Value) > 400 {
+	if all := audit.Exceptions(spec); len(all) != 1 || len(all[0].Value) > 400 {
 		t.Errorf("got %v", all)
 	}
 }
 
 func TestAssess_Exceptions(t *testing.T) {
 	t.Parallel()
-	if all := audit.Exceptions(redirect.Default(), name); len(all) != 0 {
+	if all := audit.Exceptions(redirect.Default()); len(all) != 0 {
 		t.Errorf("of a pod without settings: %v", all)
 	}
 	spec := redirect.Default()
@@ -258,17 +250,17 @@ func TestAssess_Exceptions(t *testing.T) {
 	spec.OwnerGroups = redirect.Groups{}
 	spec.OwnerGroupsExclude = []uint32{7}
 	var got []string
-	for _, e := range audit.Exceptions(spec, name) {
+	for _, e := range audit.Exceptions(spec) {
 		got = append(got, e.Setting+"="+e.Value+": "+e.Traffic)
 	}
 	want := []string{
-		"inbound=8080,9090: inbound connections to any other port",
-		"outbound=10.0.0.0/8: outbound connections to any other address, except to the ports 443",
-		"outbound-exclude=10.96.0.1/32: outbound connections to these addresses",
-		"outbound-ports-exclude=5432: outbound traffic to these ports",
-		"interfaces=eth1: traffic of these interfaces",
-		"groups=none: outbound traffic of processes of any other group",
-		"groups-exclude=7: outbound traffic of processes of these groups",
+		sidecar.InboundPortsKey + "=8080,9090: inbound connections to any other port",
+		"traffic.sidecar.istio.io/includeOutboundIPRanges=10.0.0.0/8: outbound connections to any other address, except to the ports 443",
+		"traffic.sidecar.istio.io/excludeOutboundIPRanges=10.96.0.1/32: outbound connections to these addresses",
+		"traffic.sidecar.istio.io/excludeOutboundPorts=5432: outbound traffic to these ports",
+		"traffic.sidecar.istio.io/excludeInterfaces=eth1: traffic of these interfaces",
+		"=none: outbound traffic of processes of any other group",
+		"=7: outbound traffic of processes of these groups",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
@@ -289,8 +281,8 @@ func TestExceptions_EveryField(t *testing.T) {
 		if names, are := reflect.TypeAssert[[]string](list); are {
 			names[0] = "eth1"
 		}
-		if (len(audit.Exceptions(spec, name)) == 0) != slices.Contains(others, field.Name) {
-			t.Errorf("field %s: %v", field.Name, audit.Exceptions(spec, name))
+		if (len(audit.Exceptions(spec)) == 0) != slices.Contains(others, field.Name) {
+			t.Errorf("field %s: %v", field.Name, audit.Exceptions(spec))
 		}
 	}
 }
