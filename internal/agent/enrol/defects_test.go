@@ -39,9 +39,7 @@ func TestStart_FoundLater(t *testing.T) {
 	f := newParallel(t)
 	p := f.pod("web", labelled, was(enabled))
 	show := p.hide()
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
-	agenttest.Eventually(t, "no snapshot", z.Ready)
+	_, z := f.mesh()
 	if sent := z.Requests()[0].Kind.String(); sent != "keep" {
 		t.Errorf("the snapshot begins with %q, want a Keep", sent)
 	}
@@ -54,9 +52,7 @@ func TestStart_Rebooted(t *testing.T) {
 	f := newParallel(t)
 	p := f.pod("web", labelled, was(enabled))
 	p.hide()
-	a := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
-	agenttest.Eventually(t, "no snapshot", z.Ready)
+	a, z := f.mesh()
 	agenttest.Eventually(t, "it is not searched", func() bool { return a.pods.Searching() == 1 })
 	p.address = "10.99.0.1" // its status has the one before for now
 	p.sandbox()
@@ -84,9 +80,7 @@ func TestStart_AddressReused(t *testing.T) {
 			if at == "start" {
 				create()
 			}
-			a := f.agent()
-			z := f.ztunnel(ztunneltest.Options{})
-			agenttest.Eventually(t, "no snapshot", z.Ready)
+			a, z := f.mesh()
 			if at == "later" {
 				create()
 			}
@@ -106,8 +100,7 @@ func TestRelease_NamespaceNotFound(t *testing.T) {
 	p := f.pod("web", was(enabled))
 	p.program()
 	show := p.hide()
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	_, z := f.mesh()
 	agenttest.Eventually(t, "it is still enabled", func() bool { return p.annotation() == pending })
 	if !p.rules() {
 		t.Fatal("the rules are gone")

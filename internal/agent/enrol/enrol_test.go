@@ -283,10 +283,12 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 	return a
 }
 
-// mesh starts an agent and a ztunnel.
-func (f *fixture) mesh() (*agent, *ztunneltest.Ztunnel) {
+// mesh starts an agent and a ztunnel, and waits for its snapshot.
+func (f *fixture) mesh() (a *agent, z *ztunneltest.Ztunnel) {
 	f.Helper()
-	return f.agent(), f.ztunnel(ztunneltest.Options{})
+	a, z = f.agent(), f.ztunnel(ztunneltest.Options{})
+	agenttest.Eventually(f.T, "no snapshot", z.Ready)
+	return a, z
 }
 
 // ztunnel starts a ztunnel.
@@ -402,7 +404,6 @@ func TestEnrol_ByLabel(t *testing.T) {
 			f.conf.Store(&conf)
 			p, out := f.pod("web"), f.pod("out", func(p *pod) { p.labels[label] = "none" })
 			_, z := f.mesh()
-			agenttest.Eventually(t, "no snapshot", z.Ready)
 			if left := p.trace(z); left != "" {
 				t.Fatalf("before: %s", left)
 			}
@@ -539,7 +540,6 @@ func TestEnrol_Refused(t *testing.T) {
 func TestAdd(t *testing.T) {
 	f := newParallel(t)
 	a, z := f.mesh()
-	agenttest.Eventually(t, "no snapshot", z.Ready)
 	p := f.pod("new", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
 	agenttest.Eventually(t, "the watch does not deliver the pod", func() bool {
 		_, known := a.pods.Status(p.uid)
@@ -575,7 +575,6 @@ func TestAdd_NoAddress(t *testing.T) {
 func TestAdd_Refused(t *testing.T) {
 	f := newParallel(t)
 	a, z := f.mesh()
-	agenttest.Eventually(t, "no snapshot", z.Ready)
 	starting := func(name string, change ...func(*pod)) *pod {
 		return f.pod(name, append(change, func(p *pod) { p.addressless = true })...)
 	}
@@ -662,8 +661,7 @@ func TestEnrol_Killed(t *testing.T) {
 			brief.relabel("") // before the next agent starts
 			f.server.Heal()
 			z.Close()
-			f.agent()
-			z = f.ztunnel(ztunneltest.Options{})
+			_, z = f.mesh()
 			third.enrolled(z)
 			in.enrolled(z)
 			out.released(z)
@@ -709,7 +707,6 @@ func TestEnrol_Ends(t *testing.T) {
 func TestEnrol_APIServerFails(t *testing.T) {
 	f := newParallel(t)
 	_, z := f.mesh()
-	agenttest.Eventually(t, "no snapshot", z.Ready)
 	f.server.FailOn("status", kubetest.ServerError, 3)
 	f.server.FailOn("status", kubetest.Conflict, 3)
 	p, other := f.pod("web", labelled), f.pod("other", labelled)

@@ -67,8 +67,7 @@ func TestEnrol_SidecarWithAnnotation(t *testing.T) {
 			p := f.pod("web", was(value), func(p *pod) { p.annotations["sidecar.istio.io/status"] = "{}" })
 			spec := redirect.Default()
 			check.OK(t, check.Err(p.space().Apply(t.Context(), spec, redirection.Reconcile)))
-			f.agent()
-			f.ztunnel(ztunneltest.Options{})
+			f.mesh()
 			agenttest.Eventually(t, "the annotation stays", func() bool { return p.annotation() == "" })
 			report, err := p.space().Verify(t.Context(), spec)
 			if check.OK(t, err); !report.Clean() || !report.Mesh {
@@ -213,8 +212,7 @@ func TestStart_HostNetwork(t *testing.T) {
 	p := f.pod("web", was(enabled), func(p *pod) { p.host = true })
 	f.server.FailOn("status", kubetest.ServerError, 1000)
 	in := f.pod("in", labelled, was(enabled))
-	f.agent()
-	f.ztunnel(ztunneltest.Options{})
+	f.mesh()
 	agenttest.Eventually(t, "no entry", func() bool { return in.entry() != "" })
 	check.Equal(t, p.entry(), "", "the entry of the node's address")
 }
