@@ -162,35 +162,6 @@ func TestAPodThatCannotBeRepairedGetsOneEvent(t *testing.T) {
 	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
 }
 
-// TestFurtherChangesRepeatNoAction: a hundred changes of a pod follow its action.
-func TestFurtherChangesRepeatNoAction(t *testing.T) {
-	t.Parallel()
-	for _, switches := range []repair.Switches{inPlace, labelled, nothing} {
-		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
-			t.Parallel()
-			l := newFixture(t, switches)
-			p := crashing("web").at("10.88.0.2/24")
-			l.place(p)
-			l.run()
-			l.waitForAction(p, switches.Modes()[0])
-			labels, _ := l.fetch(p)
-			for i := range 100 {
-				p.labels = object{"i": string(rune('a' + i%26))}
-				for key, value := range labels {
-					p.labels[key] = value
-				}
-				l.set(p)
-			}
-			l.waitForWorker()
-			l.end()
-			l.oneEvent(p)
-			if got := l.writes(); len(got) > 1 {
-				t.Errorf("requests %q", got)
-			}
-		})
-	}
-}
-
 // TestPodIsDeletedDuringTheRequest: the deleted pod is neither counted in the gauge nor repaired again.
 func TestPodIsDeletedDuringTheRequest(t *testing.T) {
 	t.Parallel()
