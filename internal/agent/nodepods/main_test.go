@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -240,7 +239,12 @@ func (p podSpec) namespace() string { return cmp.Or(p.ns, "shop") }
 
 func (p podSpec) path() string { return "/api/v1/namespaces/" + p.namespace() + "/pods/" + p.name }
 
-func (p podSpec) metadata() object {
+func (p podSpec) object() object {
+	spec := object{
+		"schedulerName": p.scheduler, "runtimeClassName": p.runtime,
+		"nodeName": cmp.Or(p.node, node1), "restartPolicy": cmp.Or(p.restart, "Always"), "hostNetwork": p.host,
+		"containers": []object{{"name": "app"}, {"name": "istio-proxy", "args": []string{"proxy", "sidecar"}}},
+	}
 	metadata := object{"name": p.name, "namespace": p.namespace(), "uid": p.uid, "labels": p.labels}
 	annotations := object{}
 	if !p.plain {
@@ -250,15 +254,6 @@ func (p podSpec) metadata() object {
 	metadata["annotations"] = annotations
 	if p.deleting {
 		metadata["deletionTimestamp"] = stamp(agenttest.Start())
-	}
-	return metadata
-}
-
-func (p podSpec) object() object {
-	spec := object{
-		"schedulerName": p.scheduler, "runtimeClassName": p.runtime,
-		"nodeName": cmp.Or(p.node, node1), "restartPolicy": cmp.Or(p.restart, "Always"), "hostNetwork": p.host,
-		"containers": []object{{"name": "app"}, {"name": "istio-proxy", "args": []string{"proxy", "sidecar"}}},
 	}
 	status := object{"phase": cmp.Or(p.phase, "Pending")}
 	if len(p.ips) > 0 {
@@ -282,7 +277,7 @@ func (p podSpec) object() object {
 	if p.proxy != nil {
 		status["containerStatuses"] = []object{{"name": "istio-proxy", "state": p.proxy}}
 	}
-	return object{"kind": "Pod", "apiVersion": "v1", "metadata": p.metadata(), "spec": spec, "status": status}
+	return object{"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": spec, "status": status}
 }
 
 // set makes a pod known, or changes it.
@@ -364,11 +359,6 @@ func (f *feed) crowd(n int) {
 		f.listener.OnUpdate(p.at(fmt.Sprintf("10.9.%d.%d/16", i/250, i%250)).nodePod())
 	}
 	f.listener.OnSync()
-}
-
-// pod calls fn with a pod that the controller has.
-func (c *Controller) pod(k types.NamespacedName, fn func(kube.Pod)) {
-	c.pods.Get(k, func(p kube.Pod, _ *memory) { fn(p) })
 }
 
 // events returns the events about a pod.
@@ -560,33 +550,10 @@ var (
 	reasons = map[repair.Switches]kube.EventReason{inPlace: podwork.ReasonRepaired, deleting: podwork.ReasonDeleted, labelled: podwork.ReasonLabelled}
 )
 
-// fetch returns the labels of the server's pod, and whether it is being deleted.
-func (l *fixture) fetch(p podSpec) (labels map[string]string, terminating bool) {
+// waitForRepair waits for the event and the count of a repair in place after a failed validation.
+func (l *fixture) waitForRepair(p podSpec) {
 	l.Helper()
-	var whole metav1.PartialObjectMetadata
-	l.Do(json.Unmarshal(l.server.Object(p.path()), &whole))
-	return whole.Labels, whole.DeletionTimestamp != nil
-}
-
-// waitForAction waits for the event and the count of an action.
-func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
-	l.Helper()
-	switch mode {
-	case repair.InPlace:
-		l.waitForEvent(p, "Normal", podwork.ReasonRepaired, "exit code 126", "within its back-off")
-		l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
-		l.waitForStates(1, 0, 0, 0)
-	case repair.Label:
-		l.waitForEvent(p, "Warning", podwork.ReasonLabelled, "exit code 126", "cni.istio.io/uninitialized=true")
-		l.waitForCount(metrics.RepairLabel, metrics.RepairSuccess, 1)
-		if labels, terminating := l.fetch(p); labels["cni.istio.io/uninitialized"] != "true" || terminating {
-			l.Errorf("labels %v, terminating %v", labels, terminating)
-		}
-		l.waitForStates(0, 1, 0, 0)
-	case repair.Delete:
-		l.Fatal("deletion is for e2e/repair")
-	case repair.Report:
-		l.waitForEvent(p, "Warning", podwork.ReasonBroken, "exit code 126", "race repair")
-		l.waitForStates(0, 1, 0, 0)
-	}
+	l.waitForEvent(p, "Normal", podwork.ReasonRepaired, "exit code 126", "within its back-off")
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
+	l.waitForStates(1, 0, 0, 0)
 }

@@ -154,7 +154,7 @@ func TestAudit_WhoListens(t *testing.T) {
 			l.publish(running())
 			agenttest.Eventually(t, "the proxy is not known", func() bool {
 				var containers int
-				l.controller.pod(web, func(p kube.Pod) { containers = len(p.Containers) })
+				l.controller.pods.Get(web, func(p kube.Pod, _ *memory) { containers = len(p.Containers) })
 				return containers > 0
 			})
 			l.want(test.want, test.text)

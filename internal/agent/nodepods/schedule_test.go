@@ -170,7 +170,7 @@ func TestAPodEndsWhileItIsInspected(t *testing.T) {
 					end(l)
 					agenttest.Eventually(t, "the pod is still known", func() bool {
 						ended := true
-						l.controller.pod(web, func(p kube.Pod) { ended = !podwork.Inspectable(p) })
+						l.controller.pods.Get(web, func(p kube.Pod, _ *memory) { ended = !podwork.Inspectable(p) })
 						return ended
 					})
 					return nil, &sandbox.Error{Err: sandbox.ErrNotFound}

@@ -88,7 +88,7 @@ func TestFailingWatchMakesUnready(t *testing.T) {
 	p, _ := l.crashing()
 	l.server.Heal()
 	becomes(true, 2)
-	l.waitForAction(p, repair.InPlace)
+	l.waitForRepair(p)
 }
 
 // TestNothingIsDoneOnABadConfiguration of the plugin: the excluded namespaces may be among the unreadable keys.
