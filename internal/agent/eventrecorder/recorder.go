@@ -267,10 +267,8 @@ func (r *Recorder) wait() bool {
 
 // pause waits for d. It returns false if Shutdown ends the wait.
 func (r *Recorder) pause(d time.Duration) bool {
-	timer := r.options.Clock.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C():
+	case <-r.options.Clock.After(d):
 		return true
 	case <-r.stopping:
 		return false
