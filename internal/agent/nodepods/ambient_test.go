@@ -182,7 +182,7 @@ func TestAmbientPending_Annotation(t *testing.T) {
 	agenttest.Eventually(t, "it stays pending", func() bool { // the clock stands still
 		return slices.ContainsFunc(l.controller.Pods(), func(s audit.Status) bool { return s.State == audit.Captured })
 	})
-	l.noEvents(l.pod)
+	l.wantEvents(l.pod)
 }
 
 // shows waits for a state in the list of pods, without a request to inspect.

@@ -64,7 +64,7 @@ func TestThePodConditionFollowsTheState(t *testing.T) {
 	if all[1].State != audit.Outside || !strings.Contains(all[1].Sentence, sidecar.ExcludedNamespace.Sentence()) || all[1].Faulty() {
 		t.Errorf("got %+v", all[1])
 	}
-	l.noEvents(dns)
+	l.wantEvents(dns)
 	check.Equal(t, l.requests("/status"), 2, "requests that write the condition")
 	if c := l.condition(dns); c.Type != "" {
 		t.Errorf("the pod outside of the mesh has %+v", c)

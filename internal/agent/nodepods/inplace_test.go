@@ -337,7 +337,7 @@ func TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice(t *testing.T) {
 	l.waitForEvent(gone, "Warning", podwork.ReasonDeleted, "no rules")
 	l.waitForStates(1, 0, 0, 0)
 	check.Equal(t, len(l.writes()), 1, "deletions, of the other pod,")
-	l.noEvents(late)
+	l.wantEvents(late)
 }
 
 // TestMissingRulesAreForgottenWhenOtherRulesCome: rules that vanish, are replaced and vanish again are confirmed anew.

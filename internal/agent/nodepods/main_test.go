@@ -403,15 +403,6 @@ func (l *fixture) end() {
 	l.options.Events.Shutdown()
 }
 
-// noEvents checks that a pod has no event, sent or queued.
-func (l *fixture) noEvents(p podSpec) {
-	l.Helper()
-	l.end()
-	if got := l.events(p); len(got) > 0 {
-		l.Errorf("events on %s: %v", p.name, got)
-	}
-}
-
 func (l *fixture) metric(name string) int {
 	l.Helper()
 	return agenttest.Metric(l.T, l.options.Metrics.Text(), name)

@@ -196,7 +196,7 @@ func TestPodThatWasDeletedBeforeIsNoFailure(t *testing.T) {
 		l.run()
 		l.waitForCount(counted[switches], metrics.RepairSkip, 1)
 		l.waitForCount(counted[switches], metrics.RepairFail, 0)
-		l.noEvents(p)
+		l.wantEvents(p)
 	}
 }
 
@@ -213,7 +213,7 @@ func TestAnExistingLabelIsSkippedOnce(t *testing.T) {
 	l.set(p)
 	l.waitForWorker()
 	l.waitForCount(metrics.RepairLabel, metrics.RepairSkip, 1)
-	l.noEvents(p)
+	l.wantEvents(p)
 }
 
 // TestARefusedSecondMode: a chart may not grant the rights to delete or label beside repair in place. That is logged once, and
