@@ -453,7 +453,8 @@ func TestEnrol_Order(t *testing.T) {
 	p.released(z)
 }
 
-// TestEnrol_WithoutZtunnel: a running pod keeps its traffic until there is a ztunnel.
+// TestEnrol_WithoutZtunnel: a running pod keeps its traffic until there is a ztunnel. After the end of ztunnel the annotation stays, and
+// the status says what is missing until the next one serves the pod.
 func TestEnrol_WithoutZtunnel(t *testing.T) {
 	f := newParallel(t)
 	p := f.pod("web", labelled)
@@ -464,10 +465,13 @@ func TestEnrol_WithoutZtunnel(t *testing.T) {
 	}
 	z := f.ztunnel(ztunneltest.Options{})
 	p.enrolled(z)
+	p.misses(a, "")
 	z.Close()
-	again := f.ztunnel(ztunneltest.Options{})
-	p.enrolled(again)
-	check.Equal(t, p.annotation(), enabled, "after a restart of ztunnel")
+	p.misses(a, "ztunnel")
+	check.Equal(t, p.annotation(), enabled, "the annotation")
+	p.enrolled(f.ztunnel(ztunneltest.Options{}))
+	p.misses(a, "")
+	check.Equal(t, f.moves.Load(), 4, "changes that were told, to missing and to enrolled, twice,")
 }
 
 // missing returns the missing step.
@@ -483,20 +487,6 @@ func (p *pod) misses(a *agent, step string) {
 		s, _ := a.pods.Status(p.uid)
 		return s.Wanted && (s.Missing == "") == (step == "") && strings.Contains(s.Missing, step)
 	})
-}
-
-// TestStatus_ZtunnelEnds: the annotation is still enabled, and the status says what is missing until the next ztunnel serves the pod.
-func TestStatus_ZtunnelEnds(t *testing.T) {
-	f := newParallel(t)
-	p := f.pod("web", labelled)
-	a, z := f.mesh()
-	p.misses(a, "")
-	z.Close()
-	p.misses(a, "ztunnel")
-	check.Equal(t, p.annotation(), enabled, "the annotation")
-	f.ztunnel(ztunneltest.Options{})
-	p.misses(a, "")
-	check.Equal(t, f.moves.Load(), 4, "changes that were told, to missing and to enrolled, twice,")
 }
 
 // TestStatus_AddressTaken: an enrolled pod that leaves the probe set has a missing step.

@@ -193,7 +193,8 @@ func TestRulesOfAnotherBackend(t *testing.T) {
 	}
 }
 
-// TestAuditIsPeriodic: a change of the rules is found within the interval, and an unchanged namespace is not read.
+// TestAuditIsPeriodic: a change of the rules is found within the interval, and an unchanged namespace is not read. The gauge keeps what was
+// found when the pod changes, whatever its validation has found before.
 func TestAuditIsPeriodic(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
@@ -210,6 +211,9 @@ func TestAuditIsPeriodic(t *testing.T) {
 		}
 	}
 	l.waitForEvent(l.pod, "Warning", podwork.ReasonBroken, "no rule of the mesh")
+	l.pod.labels = object{"app": "web"}
+	l.publish(nil)
+	l.waitForWorker()
 	l.waitForStates(0, 1, 0, 0)
 }
 

@@ -10,34 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/test/check"
 )
-
-// TestManyHealthyPodsCostNothing: an agent that starts on a full node searches for no namespace of a validated pod.
-func TestManyHealthyPodsCostNothing(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, inPlace, func(o *Options) { o.Workers = 0 })
-	const fine = 250
-	for i := range fine {
-		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprint(i), now: ended(0, agenttest.Start()), phase: "Running", proxy: running()}
-		l.set(p.at(fmt.Sprintf("10.88.1.%d", i)))
-	}
-	for i := range 50 {
-		l.set(podSpec{name: fmt.Sprintf("plain-%d", i), uid: fmt.Sprint(fine + i), plain: true, phase: "Running"}.at(fmt.Sprintf("10.88.2.%d", i)))
-	}
-	l.run()
-	l.waitForStates(fine, 0, 0, 0)
-	check.Equal(t, l.searches.Load(), 0, "searches")
-	p := crashing("bad").at("10.88.0.2/24")
-	l.place(p)
-	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
-	check.Equal(t, l.searches.Load(), 1, "searches for a pod that is redirected")
-	l.waitForStates(fine+1, 0, 0, 0)
-	l.noWrites()
-	if n := l.requests("GET /api/v1/pods?"); n > 3 {
-		t.Errorf("%d requests for pods", n)
-	}
-}
 
 // TestDeletionsAreRateLimited: every pod of the node is broken, and its replacement may be broken, too.
 func TestDeletionsAreRateLimited(t *testing.T) {

@@ -126,28 +126,6 @@ func TestSelectors_OtherPods(t *testing.T) {
 	}
 }
 
-// TestTheGaugeSaysWhatIs: the redirection that the validation found is lost; a change of the pod does not reset the gauge.
-func TestTheGaugeSaysWhatIs(t *testing.T) {
-	t.Parallel()
-	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
-	l.want(audit.Captured, "")
-	l.waitForStates(1, 0, 0, 0)
-	netnstest.Run(t, l.path, "nft", "flush", "ruleset")
-	l.want(audit.Bypassed, "")
-	l.pod.labels = object{"app": "web"}
-	l.publish(nil)
-	l.waitForWorker()
-	l.waitForStates(0, 1, 0, 0)
-	l.pod.phase = "Succeeded"
-	l.publish(nil)
-	agenttest.Eventually(t, "an ended pod has a state", func() bool { return len(l.controller.Pods()) == 0 })
-	l.waitForWorker()
-	if s, err := l.controller.Check(t.Context(), web); err != nil || s.State != "" {
-		t.Errorf("got %+v, %v", s, err)
-	}
-	l.wantEvents(l.pod, podwork.ReasonBroken)
-}
-
 // TestAPodEndsWhileItIsInspected: whatever the search finds then, there is no state and no event.
 func TestAPodEndsWhileItIsInspected(t *testing.T) {
 	t.Parallel()
