@@ -111,7 +111,9 @@ func TestCollisions_UsersOfThePod(t *testing.T) {
 	}
 	w := &work{Turn: &podwork.Turn{Pod: kube.Pod{Containers: []repair.Container{{Name: "app", ID: containerID}}}}}
 	w.Decision.Spec = redirect.Default()
-	n.Do(n.Processes(t.Context(), func(p sandbox.Process) { w.processes = append(w.processes, p) }))
+	byPod, err := n.Processes(t.Context())
+	n.Do(err)
+	w.processes = byPod[podUID]
 	in, err := w.peers(redirection.Namespace{NetNS: netnstest.Open(t, path)})
 	n.Do(err)
 	if got := w.collisions(in); len(got) != 1 || got[0].UID != 1337 || got[0].GID != 0 {

@@ -1,7 +1,6 @@
 package nodepods
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,13 +31,7 @@ func (l *fixture) occupy(n int, interval time.Duration) (c *Controller, start fu
 	l.Helper()
 	l.options.Audit, l.options.Repair = auditor.Settings{Interval: interval}, nil
 	l.options.Clock, l.options.Workers = clock.RealClock{}, 0
-	l.options.Processes = func(ctx context.Context) (map[string][]sandbox.Process, error) { // this machine's
-		all := map[string][]sandbox.Process{}
-		err := sandbox.Places{Proc: "/proc", Roots: []string{"/"}}.Processes(ctx, func(p sandbox.Process) {
-			all[p.Pod] = append(all[p.Pod], p)
-		})
-		return all, err
-	}
+	l.options.Processes = sandbox.Places{Proc: "/proc", Roots: []string{"/"}}.Processes // this machine's
 	feed := l.feed()
 	c, err := New(l.options)
 	l.Do(err)

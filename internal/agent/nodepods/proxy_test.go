@@ -144,9 +144,8 @@ func TestAudit_WhoListens(t *testing.T) {
 			}
 			l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{}, func(o *Options) {
 				o.Processes = func(ctx context.Context) (map[string][]sandbox.Process, error) {
-					var all []sandbox.Process
-					err := n.Processes(ctx, func(p sandbox.Process) { all = append(all, p) })
-					return map[string][]sandbox.Process{"u1": all}, err
+					all, err := n.Processes(ctx)
+					return map[string][]sandbox.Process{"u1": all[podUID]}, err
 				}
 			})
 			l.clock.Step(time.Minute)
