@@ -26,8 +26,8 @@ import (
 // in libcni's cache.
 const fullNode = 110
 
-// occupy creates the pods, and a controller that knows them after a call of start.
-func (l *fixture) occupy(n int, interval time.Duration) (c *Controller, start func()) {
+// occupy creates the pods of a full node, and a controller that knows them after a call of start.
+func (l *fixture) occupy(interval time.Duration) (c *Controller, start func()) {
 	l.Helper()
 	l.options.Audit, l.options.Repair = auditor.Settings{Interval: interval}, nil
 	l.options.Clock, l.options.Workers = clock.RealClock{}, 0
@@ -36,7 +36,7 @@ func (l *fixture) occupy(n int, interval time.Duration) (c *Controller, start fu
 	c, err := New(l.options)
 	l.Do(err)
 	var pods []kube.Pod
-	for i := range n {
+	for i := range fullNode {
 		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprintf("uid-%d", i)}.at(fmt.Sprintf("10.88.1.%d/24", i+1))
 		l.listen(l.redirect(p), 0)
 		pod := p.nodePod()
@@ -80,7 +80,7 @@ func descriptors(t *testing.T) string {
 func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the process
 	l := newFixture(t, nothing)
 	const interval = 5 * time.Minute
-	c, start := l.occupy(fullNode, interval)
+	c, start := l.occupy(interval)
 	heap := func() uint64 {
 		var m runtime.MemStats
 		runtime.GC()

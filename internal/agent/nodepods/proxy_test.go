@@ -23,16 +23,6 @@ import (
 // proxyStartup is the time that the audit allows the proxy to open its listeners.
 const proxyStartup = 15 * time.Second
 
-// dueAt waits until the pod's next inspection is at a time.
-func (l *auditFixture) dueAt(want time.Time) {
-	l.Helper()
-	var due time.Time
-	agenttest.Until(l.T, func() string { return "the next inspection is at " + due.String() + ", want " + want.String() }, func() bool {
-		l.controller.pods.Get(web, func(_ kube.Pod, m *memory) { due = m.audit.Due() })
-		return due.Equal(want)
-	})
-}
-
 // TestAudit_ProxyThatDoesNotRun: it is a fault from 15 s after the proxy should run, without a request, until something listens.
 func TestAudit_ProxyThatDoesNotRun(t *testing.T) {
 	t.Parallel()
@@ -43,14 +33,14 @@ func TestAudit_ProxyThatDoesNotRun(t *testing.T) {
 			l.want(audit.Captured, "")
 			l.pod.proxy = proxy
 			l.set(l.pod)
-			l.dueAt(l.clock.Now().Add(proxyStartup))
+			l.waitForWorker()
 			l.want(audit.Captured, "")
 			l.step(proxyStartup)
 			if s := l.want(audit.NoListener, "127.0.0.1:15001"); len(s.Problems) != 2 {
 				t.Errorf("got %+v", s.Problems)
 			}
 			l.publish(state{"running": object{"startedAt": stamp(l.clock.Now())}}) // the proxy does not listen yet
-			l.dueAt(l.clock.Now().Add(proxyStartup))
+			l.waitForWorker()
 			l.want(audit.NoListener, "127.0.0.1:15001")
 			l.wantEvents(l.pod, podwork.ReasonNoListener)
 		})
