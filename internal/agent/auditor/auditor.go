@@ -218,9 +218,6 @@ func (m *Memory) rested(at time.Time) time.Time {
 	return at
 }
 
-// Due returns the time of the next inspection, zero for a pod that is not audited.
-func (m *Memory) Due() time.Time { return m.due }
-
 // State returns the pod's state for the metric, and false if the audit has not inspected the pod.
 func (m *Memory) State() (state metrics.PodState, inspected bool) {
 	state = states[m.status.State].gauge

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -41,7 +40,7 @@ func newFixture(t *testing.T) fixture {
 	env := &podwork.Env{
 		Clock: clock, Log: slog.New(slog.DiscardHandler), Node: "node-1", Plugin: func() (cniconf.NetConf, error) { return cniconf.NetConf{}, nil },
 	}
-	a := New(Options{Env: env, Settings: Settings{Interval: time.Minute}, Metrics: metrics.NewRepair("test"), Pods: &pods{}})
+	a := New(Options{Env: env, Settings: Settings{Interval: time.Minute}, Metrics: metrics.NewRepair("test")})
 	return fixture{t, a, clock}
 }
 
@@ -50,37 +49,33 @@ func (f fixture) work(p kube.Pod, m *Memory, path string) *work {
 	f.Env.Find = func(context.Context, sandbox.Pod) (*sandbox.Namespace, error) {
 		return &sandbox.Namespace{Namespace: netnstest.Open(f.T, path), Source: sandbox.FromCache, Inhabited: true}, nil
 	}
-	pods := podwork.New(podwork.Options[int]{Env: *f.Env, OtherSandbox: func(*int) {}, Ended: func(*int) {}, Follow: func(_ context.Context, l kube.Listener[kube.Pod]) { l.OnUpdate(p) }})
-	over, cancel := context.WithCancel(f.Context())
-	cancel()
-	pods.Run(over) // it reads the pods
-	t, end := pods.Look(p.Key())
+	t, end := f.known(p).Look(p.Key())
 	f.Cleanup(end)
 	return &work{Auditor: f.Auditor, Turn: t, memory: m}
 }
 
-// pods are pods with their memories.
-type pods struct {
-	all      []kube.Pod
-	memories []*Memory
+// known makes pods known to the Auditor.
+func (f fixture) known(all ...kube.Pod) *podwork.Controller[Memory] {
+	nothing := func(*Memory) {}
+	pods := podwork.New(podwork.Options[Memory]{
+		Env: *f.Env, OtherSandbox: nothing, Ended: nothing, Follow: func(_ context.Context, l kube.Listener[kube.Pod]) {
+			for _, p := range all {
+				l.OnUpdate(p)
+			}
+		},
+	})
+	over, cancel := context.WithCancel(f.Context())
+	cancel()
+	pods.Run(over) // it reads the pods
+	f.Pods = pods
+	return pods
 }
-
-func (p *pods) Each(fn func(kube.Pod, *Memory)) {
-	for i, m := range p.memories {
-		fn(p.all[i], m)
-	}
-}
-
-func (*pods) Get(types.NamespacedName, func(kube.Pod, *Memory)) bool { return false }
-func (*pods) Enqueue(types.NamespacedName)                           {}
-func (*pods) Keys() []types.NamespacedName                           { return nil }
-func (*pods) Synced() <-chan struct{}                                { return nil }
 
 // TestStatuses_PodThatWaits: omitting it would make it look captured.
 func TestStatuses_PodThatWaits(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.Pods = &pods{[]kube.Pod{{}}, []*Memory{{due: time.Now()}}}
+	f.known(kube.Pod{}).Each(func(_ kube.Pod, m *Memory) { m.due = time.Now() })
 	if all := f.Statuses(); len(all) != 1 || all[0].State != audit.NotInspected || !all[0].Faulty() || all[0].Why() != "it waits for its first inspection" {
 		t.Errorf("got %+v", all)
 	}
@@ -93,15 +88,14 @@ func TestStatuses_ManyPods(t *testing.T) { //nolint:paralleltest // it measures 
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	const n = 5000
-	all := &pods{}
-	f.Pods = all
+	var all []kube.Pod
 	for i := range n {
-		p := kube.Pod{Facts: sidecar.Facts{Namespace: "shop", Name: fmt.Sprintf("web-%d", i), UID: fmt.Sprint(i)}}
-		m := &Memory{}
+		all = append(all, kube.Pod{Facts: sidecar.Facts{Namespace: "shop", Name: fmt.Sprintf("web-%d", i), UID: fmt.Sprint(i)}})
+	}
+	f.known(all...).Each(func(p kube.Pod, m *Memory) {
 		w := &work{Auditor: f.Auditor, Turn: &podwork.Turn{Env: f.Env, Pod: p}, memory: m}
 		w.setStatus([]audit.Problem{{State: audit.Drifted, Detail: strings.Repeat("x", 1024)}})
-		all.all, all.memories = append(all.all, p), append(all.memories, m)
-	}
+	})
 	f.Metrics.ReadAudit(f.Statuses, time.Now)
 	runtime.GC()
 	runtime.ReadMemStats(&after)

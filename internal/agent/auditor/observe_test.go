@@ -3,7 +3,6 @@ package auditor
 import (
 	"net"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -108,15 +107,13 @@ func TestCollisions_UsersOfThePod(t *testing.T) {
 	unshared, path := netnstest.Unshared(t, 100000, 65536)
 	n.Contain(unshared.Process.Pid, podUID, containerID)
 	for _, ids := range [][2]uint32{{101337, 100000}, {1337, 1337}} {
-		process := exec.CommandContext(t.Context(), "sleep", "1000")
-		process.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ids[0], Gid: ids[1]}}
-		n.Do(process.Start())
-		t.Cleanup(func() { _ = process.Wait() })
-		n.Contain(process.Process.Pid, podUID, containerID)
+		n.StartAs(syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ids[0], Gid: ids[1]}}, podUID, containerID)
 	}
 	w := &work{Turn: &podwork.Turn{Pod: kube.Pod{Containers: []repair.Container{{Name: "app", ID: containerID}}}}}
 	w.Decision.Spec = redirect.Default()
-	n.Do(n.Processes(t.Context(), func(p sandbox.Process) { w.processes = append(w.processes, p) }))
+	byPod, err := n.Processes(t.Context())
+	n.Do(err)
+	w.processes = byPod[podUID]
 	in, err := w.peers(redirection.Namespace{NetNS: netnstest.Open(t, path)})
 	n.Do(err)
 	if got := w.collisions(in); len(got) != 1 || got[0].UID != 1337 || got[0].GID != 0 {

@@ -32,7 +32,7 @@ func (w *work) setStatus(problems []audit.Problem) {
 	}
 	m.status = audit.Status{
 		State: state, Sentence: state.Sentence(), Remedy: remedy, Since: since, Checked: now, Problems: problems,
-		Backend: m.rules.tools, Exceptions: audit.ExceptionsOf(w.Decision.Wanted()),
+		Backend: m.rules.tools, Exceptions: audit.Exceptions(w.Decision.Wanted()),
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +18,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
@@ -236,54 +236,46 @@ func TestAReportIsNotRepeated(t *testing.T) {
 
 // TestPodsOutsideAreEntered from the node's watch: once each, with reason and start, after their ADD.
 func TestPodsOutsideAreEntered(t *testing.T) {
-	server := kubetest.NewServer(t)
-	api, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-	check.OK(t, err)
-	t.Cleanup(api.Close)
 	var ring Ring
+	var watch kube.Listener[kube.Pod]
 	policy := sidecar.Policy{ExcludeNamespaces: []string{"quiet"}}
-	agenttest.Go(t, func(ctx context.Context) {
-		ring.RecordOutside(ctx, func(ctx context.Context, l kube.Listener[kube.Pod]) {
-			api.WatchPods(ctx, kube.PodScope{Node: "n"}, l)
-		}, func() (sidecar.Policy, error) { return policy, nil })
-	})
-	publish := func(namespace, name, metadata, spec, status string) {
-		server.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":%q,"name":%q,"uid":%q%s},
-			"spec":{"nodeName":"n"%s},"status":{%s}}`, namespace, name, "uid-"+name, metadata, spec, status))
-	}
-	const (
-		started  = `"startTime":"2026-01-02T03:04:05Z","podIP":"10.0.0.1"`
-		injected = `,"annotations":{"sidecar.istio.io/status":"{}"}`
-		proxy    = `,"containers":[{"name":"istio-proxy","args":["proxy","sidecar"]}]`
-	)
-	publish("shop", "mesh", injected, proxy, started)
-	publish("shop", "early", "", "", `"startTime":"2026-01-02T03:04:05Z"`)
-	publish("shop", "host", injected, `,"hostNetwork":true`+proxy, started)
-	publish("quiet", "named", "", "", started)
-	publish("shop", "plain", "", proxy, started)
-	publish("shop", "opted", `,"labels":{"sidecar.istio.io/inject":"false\u001b"},"annotations":{"sidecar.istio.io/inject":"no"}`, proxy, started)
-	publish("shop", "never", `,"annotations":{"sidecar.istio.io/inject":"false","sidecar.istio.io/status":"{}"}`, proxy, started)
-	want := map[string]string{
-		"host": "host-network ", "named": "excluded-namespace quiet", "plain": "not-injected ", "opted": "not-injected ",
-		"never": `inject-disabled annotation "false"`,
-	}
-	got := map[string]string{}
-	agenttest.Until(t, func() string { return cmp.Diff(want, got) }, func() bool {
-		clear(got)
-		for _, one := range ring.All() {
-			if _, twice := got[one.Pod]; twice || one.Captured || one.Source != agentapi.SourceWatch || one.Time.Format(time.RFC3339) != "2026-01-02T03:04:05Z" {
-				t.Fatalf("%+v", one)
-			}
-			got[one.Pod] = one.Reason + " " + one.Detail
+	ring.RecordOutside(t.Context(), func(_ context.Context, l kube.Listener[kube.Pod]) { watch = l }, func() (sidecar.Policy, error) { return policy, nil })
+	started := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	publish := func(namespace, name string, annotations map[string]string, change ...func(*kube.Pod)) {
+		p := kube.Pod{Started: started, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Facts: sidecar.Facts{
+			Namespace: namespace, Name: name, UID: "uid-" + name, Annotations: annotations,
+			Containers: []sidecar.Container{{Name: "istio-proxy", Args: []string{"proxy", "sidecar"}}},
+		}}
+		for _, c := range change {
+			c(&p)
 		}
-		return cmp.Equal(want, got)
+		watch.OnUpdate(p)
+	}
+	injected, onHost := map[string]string{sidecar.StatusKey: "{}"}, func(p *kube.Pod) { p.Facts.HostNetwork = true }
+	publish("shop", "mesh", injected)
+	publish("shop", "early", nil, func(p *kube.Pod) { p.Addresses = nil })
+	publish("shop", "host", injected, onHost)
+	watch.OnSync()
+	publish("quiet", "named", nil)
+	publish("shop", "plain", nil)
+	publish("shop", "opted", map[string]string{sidecar.InjectKey: "no"}, func(p *kube.Pod) {
+		p.Facts.Labels = map[string]string{sidecar.InjectKey: "false\x1b"}
 	})
+	publish("shop", "never", map[string]string{sidecar.InjectKey: "false", sidecar.StatusKey: "{}"})
 	// Only another reason enters a pod again.
-	publish("shop", "plain", `,"labels":{"a":"b"}`, proxy, started)
-	publish("shop", "host", injected, proxy, started)
-	publish("shop", "never", injected, `,"hostNetwork":true`, started)
-	agenttest.Eventually(t, "the other reason is not entered", func() bool {
-		return ring.All()[0].Reason == "host-network" && ring.All()[0].Pod == "never"
-	})
-	check.Equal(t, len(ring.All()), len(want)+1, "decisions")
+	publish("shop", "plain", nil, func(p *kube.Pod) { p.Facts.Labels = map[string]string{"a": "b"} })
+	publish("shop", "host", injected)
+	publish("shop", "never", injected, onHost)
+	var got []string
+	for _, one := range ring.All() {
+		if one.Captured || one.Source != agentapi.SourceWatch || !one.Time.Equal(started) {
+			t.Errorf("%+v", one)
+		}
+		got = append(got, one.Pod+" "+one.Reason+" "+one.Detail)
+	}
+	want := []string{
+		"never host-network ", `never inject-disabled annotation "false"`, "opted not-injected ", "plain not-injected ", "named excluded-namespace quiet",
+		"host host-network ",
+	}
+	check.Diff(t, "decisions", want, got)
 }

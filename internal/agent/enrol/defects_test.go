@@ -36,13 +36,10 @@ func (p *pod) program() {
 
 // TestStart_FoundLater: Istio's agent never looks again for the namespace of an enrolled pod that it does not find at its start.
 func TestStart_FoundLater(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled, was(enabled))
 	show := p.hide()
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
-	agenttest.Eventually(t, "no snapshot", z.Ready)
+	_, z := f.mesh()
 	if sent := z.Requests()[0].Kind.String(); sent != "keep" {
 		t.Errorf("the snapshot begins with %q, want a Keep", sent)
 	}
@@ -52,23 +49,16 @@ func TestStart_FoundLater(t *testing.T) {
 
 // TestStart_Rebooted: after a restart of the node the annotation is there, and neither rules nor a sandbox.
 func TestStart_Rebooted(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled, was(enabled))
 	p.hide()
-	a := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
-	agenttest.Eventually(t, "no snapshot", z.Ready)
+	a, z := f.mesh()
 	agenttest.Eventually(t, "it is not searched", func() bool { return a.pods.Searching() == 1 })
 	p.address = "10.99.0.1" // its status has the one before for now
 	p.sandbox()
 	check.OK(t, a.pods.Add(t.Context(), p.event()))
-	if a.pods.Searching() != 0 {
-		t.Error("its namespace is still searched")
-	}
-	if problem := p.problem(z); problem != "" {
-		t.Error(problem)
-	}
+	check.Equal(t, a.pods.Searching(), 0, "searched namespaces")
+	check.Equal(t, p.problem(z), "", "after ADD")
 }
 
 // TestStart_AddressReused: after a restart of the node a pod in creation has the address that the API server still shows for
@@ -77,8 +67,7 @@ func TestStart_AddressReused(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"start", "later"} {
 		t.Run(at, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
+			f := newParallel(t)
 			p := f.pod("web", labelled, was(enabled))
 			p.hide()
 			f.IP(p.path, "address flush dev eth0")
@@ -91,18 +80,12 @@ func TestStart_AddressReused(t *testing.T) {
 			if at == "start" {
 				create()
 			}
-			a := f.agent()
-			z := f.ztunnel(ztunneltest.Options{})
-			agenttest.Eventually(t, "no snapshot", z.Ready)
+			a, z := f.mesh()
 			if at == "later" {
 				create()
 			}
-			missing := func() string {
-				s, _ := a.pods.Status(p.uid)
-				return s.Missing
-			}
-			agenttest.Until(t, missing, func() bool {
-				return z.Pods()[p.uid] == in || strings.Contains(missing(), "a pod in creation")
+			agenttest.Until(t, func() string { return p.missing(a) }, func() bool {
+				return z.Pods()[p.uid] == in || strings.Contains(p.missing(a), "a pod in creation")
 			})
 			if z.Pods()[p.uid] == in {
 				t.Error("ztunnel got the other pod's namespace")
@@ -113,13 +96,11 @@ func TestStart_AddressReused(t *testing.T) {
 
 // TestRelease_NamespaceNotFound: Istio's agent takes the annotation and leaves the rules, behind which nobody listens.
 func TestRelease_NamespaceNotFound(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", was(enabled))
 	p.program()
 	show := p.hide()
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	_, z := f.mesh()
 	agenttest.Eventually(t, "it is still enabled", func() bool { return p.annotation() == pending })
 	if !p.rules() {
 		t.Fatal("the rules are gone")
@@ -130,8 +111,7 @@ func TestRelease_NamespaceNotFound(t *testing.T) {
 
 // TestStart_ProbeSetFails: an error of the host's table empties the snapshot of Istio's agent, so that ztunnel stops all proxies.
 func TestStart_ProbeSetFails(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled, was(enabled))
 	p.program()
 	closed, err := netns.Open(f.Host)
@@ -143,7 +123,5 @@ func TestStart_ProbeSetFails(t *testing.T) {
 	})
 	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no snapshot", z.Ready)
-	if got, want := z.Pods()[p.uid], p.space().NetNS.Inode(); got != want {
-		t.Errorf("the snapshot has the pod in %v, want %v", got, want)
-	}
+	check.Equal(t, z.Pods()[p.uid], p.space().NetNS.Inode(), "the pod's namespace in the snapshot")
 }

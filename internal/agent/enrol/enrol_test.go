@@ -283,10 +283,12 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 	return a
 }
 
-// mesh starts an agent and a ztunnel.
-func (f *fixture) mesh() (*agent, *ztunneltest.Ztunnel) {
+// mesh starts an agent and a ztunnel, and waits for its snapshot.
+func (f *fixture) mesh() (a *agent, z *ztunneltest.Ztunnel) {
 	f.Helper()
-	return f.agent(), f.ztunnel(ztunneltest.Options{})
+	a, z = f.agent(), f.ztunnel(ztunneltest.Options{})
+	agenttest.Eventually(f.T, "no snapshot", z.Ready)
+	return a, z
 }
 
 // ztunnel starts a ztunnel.
@@ -402,7 +404,6 @@ func TestEnrol_ByLabel(t *testing.T) {
 			f.conf.Store(&conf)
 			p, out := f.pod("web"), f.pod("out", func(p *pod) { p.labels[label] = "none" })
 			_, z := f.mesh()
-			agenttest.Eventually(t, "no snapshot", z.Ready)
 			if left := p.trace(z); left != "" {
 				t.Fatalf("before: %s", left)
 			}
@@ -452,7 +453,8 @@ func TestEnrol_Order(t *testing.T) {
 	p.released(z)
 }
 
-// TestEnrol_WithoutZtunnel: a running pod keeps its traffic until there is a ztunnel.
+// TestEnrol_WithoutZtunnel: a running pod keeps its traffic until there is a ztunnel. After the end of ztunnel the annotation stays, and
+// the status says what is missing until the next one serves the pod.
 func TestEnrol_WithoutZtunnel(t *testing.T) {
 	f := newParallel(t)
 	p := f.pod("web", labelled)
@@ -463,37 +465,28 @@ func TestEnrol_WithoutZtunnel(t *testing.T) {
 	}
 	z := f.ztunnel(ztunneltest.Options{})
 	p.enrolled(z)
+	p.misses(a, "")
 	z.Close()
-	again := f.ztunnel(ztunneltest.Options{})
-	p.enrolled(again)
-	check.Equal(t, p.annotation(), enabled, "after a restart of ztunnel")
+	p.misses(a, "ztunnel")
+	check.Equal(t, p.annotation(), enabled, "the annotation")
+	p.enrolled(f.ztunnel(ztunneltest.Options{}))
+	p.misses(a, "")
+	check.Equal(t, f.moves.Load(), 4, "changes that were told, to missing and to enrolled, twice,")
+}
+
+// missing returns the missing step.
+func (p *pod) missing(a *agent) string {
+	s, _ := a.pods.Status(p.uid)
+	return s.Missing
 }
 
 // misses waits until a step with a text is missing, "" for none.
 func (p *pod) misses(a *agent, step string) {
 	p.f.Helper()
-	status := func() enrol.Status {
+	agenttest.Until(p.f.T, func() string { return p.missing(a) }, func() bool {
 		s, _ := a.pods.Status(p.uid)
-		return s
-	}
-	agenttest.Until(p.f.T, func() string { return status().Missing }, func() bool {
-		s := status()
 		return s.Wanted && (s.Missing == "") == (step == "") && strings.Contains(s.Missing, step)
 	})
-}
-
-// TestStatus_ZtunnelEnds: the annotation is still enabled, and the status says what is missing until the next ztunnel serves the pod.
-func TestStatus_ZtunnelEnds(t *testing.T) {
-	f := newParallel(t)
-	p := f.pod("web", labelled)
-	a, z := f.mesh()
-	p.misses(a, "")
-	z.Close()
-	p.misses(a, "ztunnel")
-	check.Equal(t, p.annotation(), enabled, "the annotation")
-	f.ztunnel(ztunneltest.Options{})
-	p.misses(a, "")
-	check.Equal(t, f.moves.Load(), 4, "changes that were told, to missing and to enrolled, twice,")
 }
 
 // TestStatus_AddressTaken: an enrolled pod that leaves the probe set has a missing step.
@@ -537,7 +530,6 @@ func TestEnrol_Refused(t *testing.T) {
 func TestAdd(t *testing.T) {
 	f := newParallel(t)
 	a, z := f.mesh()
-	agenttest.Eventually(t, "no snapshot", z.Ready)
 	p := f.pod("new", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
 	agenttest.Eventually(t, "the watch does not deliver the pod", func() bool {
 		_, known := a.pods.Status(p.uid)
@@ -573,7 +565,6 @@ func TestAdd_NoAddress(t *testing.T) {
 func TestAdd_Refused(t *testing.T) {
 	f := newParallel(t)
 	a, z := f.mesh()
-	agenttest.Eventually(t, "no snapshot", z.Ready)
 	starting := func(name string, change ...func(*pod)) *pod {
 		return f.pod(name, append(change, func(p *pod) { p.addressless = true })...)
 	}
@@ -604,12 +595,14 @@ func TestStart_Snapshot(t *testing.T) {
 	for i := range 20 {
 		pods = append(pods, f.pod(fmt.Sprintf("web-%d", i), labelled))
 	}
+	held := open(t, pods[0])
 	first := f.agent()
 	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
 	for _, p := range pods {
 		p.enrolled(z)
 	}
 	first.stop()
+	check.Equal(t, open(t, pods[0]), held, "descriptors of a namespace after the end")
 	before, generation := f.patches(), pods[0].version()
 	late := f.pod("late", labelled, was(pending))
 	left := f.pod("left", was(pending))
@@ -641,7 +634,7 @@ func TestEnrol_Killed(t *testing.T) {
 			first, z := f.mesh()
 			out.enrolled(z)
 			in.enrolled(z)
-			third := f.pod("third")
+			third, brief := f.pod("third"), f.pod("brief")
 			if step == "patch" {
 				f.server.FailOn("pods", kubetest.ServerError, 1000)
 			} else {
@@ -649,16 +642,20 @@ func TestEnrol_Killed(t *testing.T) {
 			}
 			out.relabel("")
 			third.relabel("ambient")
+			brief.relabel("ambient")
 			before := f.patches()
-			agenttest.Eventually(t, "nothing is under way", func() bool { return third.rules() || step == "patch" && f.patches() > before+1 })
+			agenttest.Eventually(t, "nothing is under way", func() bool {
+				return third.rules() && brief.rules() || step == "patch" && f.patches() > before+2
+			})
 			first.stop()
+			brief.relabel("") // before the next agent starts
 			f.server.Heal()
 			z.Close()
-			f.agent()
-			z = f.ztunnel(ztunneltest.Options{})
+			_, z = f.mesh()
 			third.enrolled(z)
 			in.enrolled(z)
 			out.released(z)
+			brief.released(z)
 		})
 	}
 }
@@ -700,7 +697,6 @@ func TestEnrol_Ends(t *testing.T) {
 func TestEnrol_APIServerFails(t *testing.T) {
 	f := newParallel(t)
 	_, z := f.mesh()
-	agenttest.Eventually(t, "no snapshot", z.Ready)
 	f.server.FailOn("status", kubetest.ServerError, 3)
 	f.server.FailOn("status", kubetest.Conflict, 3)
 	p, other := f.pod("web", labelled), f.pod("other", labelled)

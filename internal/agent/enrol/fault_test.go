@@ -67,8 +67,7 @@ func TestEnrol_SidecarWithAnnotation(t *testing.T) {
 			p := f.pod("web", was(value), func(p *pod) { p.annotations["sidecar.istio.io/status"] = "{}" })
 			spec := redirect.Default()
 			check.OK(t, check.Err(p.space().Apply(t.Context(), spec, redirection.Reconcile)))
-			f.agent()
-			f.ztunnel(ztunneltest.Options{})
+			f.mesh()
 			agenttest.Eventually(t, "the annotation stays", func() bool { return p.annotation() == "" })
 			report, err := p.space().Verify(t.Context(), spec)
 			if check.OK(t, err); !report.Clean() || !report.Mesh {
@@ -175,22 +174,6 @@ func TestEnrol_APIServerDown(t *testing.T) {
 	}
 }
 
-// TestEnrol_KilledAndUnlabelled: an agent that could not write the annotation is killed, and the label goes before the next one starts.
-func TestEnrol_KilledAndUnlabelled(t *testing.T) {
-	f := newParallel(t)
-	p := f.pod("web", labelled)
-	f.server.FailOn("status", kubetest.ServerError, 1000)
-	first := f.agent()
-	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
-	agenttest.Eventually(t, "the annotation is not tried", func() bool { return f.patches() > 1 })
-	first.stop()
-	p.relabel("")
-	f.server.Heal()
-	f.agent()
-	agenttest.Eventually(t, "no snapshot", z.Ready)
-	p.released(z)
-}
-
 // TestEnrol_ReleasedWhilePatched: the annotation is not written after ztunnel has acknowledged the deletion.
 func TestEnrol_ReleasedWhilePatched(t *testing.T) {
 	f := newParallel(t)
@@ -229,8 +212,7 @@ func TestStart_HostNetwork(t *testing.T) {
 	p := f.pod("web", was(enabled), func(p *pod) { p.host = true })
 	f.server.FailOn("status", kubetest.ServerError, 1000)
 	in := f.pod("in", labelled, was(enabled))
-	f.agent()
-	f.ztunnel(ztunneltest.Options{})
+	f.mesh()
 	agenttest.Eventually(t, "no entry", func() bool { return in.entry() != "" })
 	check.Equal(t, p.entry(), "", "the entry of the node's address")
 }
@@ -277,33 +259,6 @@ func TestEnrol_NamespacesForbidden(t *testing.T) {
 	check.Equal(t, f.patches(), before, "patches")
 }
 
-// TestStart_Again: 20 agents in a row leave all pods as they are.
-func TestStart_Again(t *testing.T) {
-	f := newParallel(t)
-	pods := []*pod{f.pod("a", labelled), f.pod("b", labelled), f.pod("c", labelled)}
-	z := (*ztunneltest.Ztunnel)(nil)
-	for i := range 20 {
-		a := f.agent()
-		if z == nil {
-			z = f.ztunnel(ztunneltest.Options{Reconnect: true})
-		}
-		if i%3 == 0 {
-			for _, p := range pods {
-				p.enrolled(z)
-			}
-		}
-		<-a.pods.Primed()
-		a.stop()
-	}
-	check.Equal(t, len(z.Pods()), 3, "pods of ztunnel")
-	n := f.patches()
-	for _, p := range pods {
-		if n > 6 || open(t, p) > 3 {
-			t.Errorf("%d patches, %d descriptors", n, open(t, p))
-		}
-	}
-}
-
 // TestEnrol_HugeAnnotation: odd values are ignored.
 func TestEnrol_HugeAnnotation(t *testing.T) {
 	f := newParallel(t)
@@ -328,14 +283,9 @@ func TestEnrol_SlowFailure(t *testing.T) {
 	check.OK(t, err)
 	check.OK(t, nft.Start())
 	t.Cleanup(func() { _ = nft.Wait() })
-	text := strings.Builder{}
 	// While nft runs, the kernel refuses changes of this table by others (NFT_TABLE_F_OWNER).
-	text.WriteString("add table ip mangle { flags owner; }\nadd table ip y\nadd chain ip y y\n")
-	for range 10000 {
-		text.WriteString("add rule ip y y accept\n")
-	}
-	_, err = io.WriteString(input, text.String())
-	check.OK(t, err)
+	text := "add table ip mangle { flags owner; }\nadd table ip y\nadd chain ip y y\n" + strings.Repeat("add rule ip y y accept\n", 10000)
+	check.OK(t, check.Err(io.WriteString(input, text)))
 	agenttest.Eventually(t, "no rules", func() bool {
 		return strings.Count(netnstest.Run(t, p.path, "nft", "list", "ruleset"), "accept") == 10000
 	})
@@ -363,14 +313,16 @@ func TestEnrol_SlowFailure(t *testing.T) {
 	if n := failed.Load(); n > 30 { // about 4; about 45 without the pause
 		t.Errorf("%d attempts", n)
 	}
-	other := f.pod("other", labelled)
-	agenttest.Eventually(t, "another pod is not enrolled", func() bool {
-		now.Step(10 * time.Millisecond)
-		return other.problem(z) == ""
-	})
+	f.pod("other", labelled).enrolledAfter(now, 10*time.Millisecond, z)
 	check.OK(t, input.Close())
-	agenttest.Eventually(t, "they are not written again", func() bool {
-		now.Step(time.Second)
+	p.enrolledAfter(now, time.Second, z) // they are written again
+}
+
+// enrolledAfter steps the clock until the pod is enrolled.
+func (p *pod) enrolledAfter(now *clocktesting.FakeClock, step time.Duration, z *ztunneltest.Ztunnel) {
+	p.f.Helper()
+	agenttest.Until(p.f.T, func() string { return p.problem(z) }, func() bool {
+		now.Step(step)
 		return p.problem(z) == ""
 	})
 }
@@ -382,36 +334,19 @@ func TestEnrol_UnreadableRules(t *testing.T) {
 	p, other := f.pod("web", labelled), f.pod("other", labelled)
 	a := f.agent(func(o *enrol.Options) { o.Clock = now })
 	z := f.ztunnel(ztunneltest.Options{})
-	for _, p := range []*pod{p, other} {
-		agenttest.Eventually(t, "it is not enrolled", func() bool {
-			now.Step(10 * time.Millisecond)
-			return p.problem(z) == ""
-		})
-	}
-	text := strings.Builder{}
-	text.WriteString("add table ip nat\nadd chain ip nat y\n")
-	for range 60000 {
-		text.WriteString("add rule ip nat y accept\n")
-	}
-	file := filepath.Join(f.Dir, "rules")
-	f.Write(file, []byte(text.String()))
-	netnstest.Run(t, p.path, "nft", "-f", file)
-	missing := func() string {
-		s, _ := a.pods.Status(p.uid)
-		return s.Missing
-	}
+	p.enrolledAfter(now, 10*time.Millisecond, z)
+	other.enrolledAfter(now, 10*time.Millisecond, z)
+	rules := "add table ip nat\nadd chain ip nat y\n" + strings.Repeat("add rule ip nat y accept\n", 60000)
+	netnstest.Feed(t, p.path, rules, "nft", "-f", "-")
 	agenttest.Eventually(t, "the rules are read", func() bool {
 		now.Step(10 * time.Millisecond)
-		return strings.Contains(missing(), "cannot be inspected")
+		return strings.Contains(p.missing(a), "cannot be inspected")
 	})
 	netnstest.Run(t, p.path, "nft", "delete", "chain", "ip", "nat", "y")
 	now.Step(50 * time.Second)
 	other.enrolled(z)
-	if missing() == "" {
+	if p.missing(a) == "" {
 		t.Error("they are read again")
 	}
-	agenttest.Eventually(t, "they are not read again", func() bool {
-		now.Step(time.Second)
-		return p.problem(z) == ""
-	})
+	p.enrolledAfter(now, time.Second, z) // they are read again
 }

@@ -73,12 +73,6 @@ const (
 	eventFlush = 3 * time.Second
 )
 
-// Writer is the part of [kube.Client] that a recorder needs.
-type Writer interface {
-	CreateEvent(ctx context.Context, s kube.EventSeries) error
-	CountEvent(ctx context.Context, s kube.EventSeries) error
-}
-
 // Options are the dependencies of a recorder. Log and Count are required.
 type Options struct {
 	Log *slog.Logger
@@ -91,7 +85,7 @@ type Options struct {
 // Recorder sends events. A nil Recorder drops them.
 type Recorder struct {
 	options Options
-	writer  Writer
+	api     *kube.Client
 	limiter *rate.Limiter
 	queue   chan *seenEvent
 	// stopping is closed by Shutdown, done after the last event is sent.
@@ -128,13 +122,13 @@ type bucketKey struct {
 }
 
 // New starts a recorder, which works until Shutdown.
-func New(writer Writer, o Options) *Recorder {
+func New(api *kube.Client, o Options) *Recorder {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
 	ctx, abort := context.WithCancel(context.Background())
 	r := &Recorder{
-		options: o, writer: writer, limiter: rate.NewLimiter(rate.Every(eventInterval), eventBurst),
+		options: o, api: api, limiter: rate.NewLimiter(rate.Every(eventInterval), eventBurst),
 		queue: make(chan *seenEvent, maxQueued), stopping: make(chan struct{}), done: make(chan struct{}), abort: abort,
 		seen: lru.New(maxRemembered), objects: lru.New(maxRemembered), refused: lru.New(maxRemembered),
 	}
@@ -267,10 +261,8 @@ func (r *Recorder) wait() bool {
 
 // pause waits for d. It returns false if Shutdown ends the wait.
 func (r *Recorder) pause(d time.Duration) bool {
-	timer := r.options.Clock.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C():
+	case <-r.options.Clock.After(d):
 		return true
 	case <-r.stopping:
 		return false
@@ -317,11 +309,11 @@ func first(is bool, level slog.Level) slog.Level {
 // write creates a new one.
 func (r *Recorder) write(ctx context.Context, s seenEvent) error {
 	if s.stored {
-		if err := r.writer.CountEvent(ctx, s.EventSeries); kube.ClassOf(err) != kube.NotFound {
+		if err := r.api.CountEvent(ctx, s.EventSeries); kube.ClassOf(err) != kube.NotFound {
 			return err
 		}
 	}
-	return r.writer.CreateEvent(ctx, s.EventSeries)
+	return r.api.CreateEvent(ctx, s.EventSeries)
 }
 
 // eventName returns the name of an event about an object, in client-go's format.

@@ -1,7 +1,6 @@
 package eventrecorder
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -44,20 +43,21 @@ func eventOf(node, message string) kube.Event {
 type fixture struct {
 	*testing.T
 	*Recorder
-	clock *clocktesting.FakeClock
-	log   *strings.Builder // of a recorder that is shut down
+	server *kubetest.Server
+	clock  *clocktesting.FakeClock
+	log    *strings.Builder // of a recorder that is shut down
 
 	mu      sync.Mutex
 	results map[Result]int
 }
 
-func newFixture(t *testing.T, writer Writer) *fixture {
+func newFixture(t *testing.T, server *kubetest.Server) *fixture {
 	t.Helper()
 	r := &fixture{
-		T: t, clock: clocktesting.NewFakeClock(time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)), log: &strings.Builder{},
+		T: t, server: server, clock: clocktesting.NewFakeClock(time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)), log: &strings.Builder{},
 		results: map[Result]int{},
 	}
-	r.Recorder = New(writer, Options{
+	r.Recorder = New(client(t, server), Options{
 		Log: slog.New(slog.NewTextHandler(r.log, nil)), Clock: r.clock, Count: func(result Result) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -100,38 +100,6 @@ func (r *fixture) sendsAgain(event kube.Event) {
 	agenttest.Eventually(r.T, "the second request", func() bool { return r.got(Sent)+r.got(Failed) > before })
 }
 
-// memory stores events instead of an API server.
-type memory struct {
-	mu      sync.Mutex
-	created []kube.EventSeries
-	patches int
-	fail    func(ctx context.Context) error
-}
-
-func (m *memory) CreateEvent(ctx context.Context, event kube.EventSeries) error {
-	m.mu.Lock()
-	m.created = append(m.created, event)
-	fail := m.fail
-	m.mu.Unlock()
-	if fail != nil {
-		return fail(ctx)
-	}
-	return nil
-}
-
-func (m *memory) CountEvent(context.Context, kube.EventSeries) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.patches++
-	return nil
-}
-
-func (m *memory) requests() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.created) + m.patches
-}
-
 // eventsOn decodes the events of a server strictly.
 func eventsOn(t *testing.T, server *kubetest.Server) []corev1.Event {
 	t.Helper()
@@ -148,7 +116,7 @@ func eventsOn(t *testing.T, server *kubetest.Server) []corev1.Event {
 
 func TestEvent_Fields(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newFixture(t, client(t, server))
+	r := newFixture(t, server)
 	r.sends(nodeEvent("another program wrote it"))
 	now := r.clock.Now()
 	at := metav1.NewTime(now.Truncate(time.Second))
@@ -177,7 +145,7 @@ func TestEvent_Fields(t *testing.T) {
 
 func TestRecord_EqualEvents(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newFixture(t, client(t, server))
+	r := newFixture(t, server)
 	r.sends(nodeEvent("same"))
 	for range 1000 {
 		r.clock.Step(100 * time.Microsecond)
@@ -211,7 +179,7 @@ func TestRecord_EventGoneFromServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := kubetest.NewServer(t)
-			r := newFixture(t, client(t, server))
+			r := newFixture(t, server)
 			tc.before(server)
 			r.sends(nodeEvent("same"))
 			tc.after(server)
@@ -233,7 +201,7 @@ func TestRecord_RefusedNamespace(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.FailOn("/namespaces/default/", kubetest.Forbidden, kubetest.Forever)
-	r := newFixture(t, client(t, server))
+	r := newFixture(t, server)
 	pod := kube.Event{
 		Object: kube.ObjectRef{Kind: "Pod", APIVersion: "v1", Namespace: "shop", Name: "web", UID: "u"}, Reason: "R", Type: kube.EventNormal,
 	}
@@ -263,7 +231,7 @@ func TestRecord_ServerStarts(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.FailOn("/namespaces/default/", kubetest.Forbidden, 1)
-	r := newFixture(t, client(t, server))
+	r := newFixture(t, server)
 	r.Record(nodeEvent("second"))
 	r.sendsAgain(nodeEvent("first"))
 	r.all(2)
@@ -281,8 +249,7 @@ func TestRecord_EventExists(t *testing.T) {
 
 // TestRecord_BoundPerObject: different events share the object's bound, and another object's events are not affected.
 func TestRecord_BoundPerObject(t *testing.T) {
-	writer := &memory{}
-	r := newFixture(t, writer)
+	r := newFixture(t, kubetest.NewServer(t))
 	for i := range 1000 {
 		r.Record(nodeEvent(fmt.Sprint("variation ", i)))
 	}
@@ -295,13 +262,12 @@ func TestRecord_BoundPerObject(t *testing.T) {
 	r.clock.Step(objectInterval)
 	r.sends(nodeEvent("later"))
 	r.Record(nodeEvent("one too many"))
-	check.Equal(t, writer.requests(), objectBurst+3)
+	check.Equal(t, len(r.server.Requests()), objectBurst+3)
 }
 
 // TestRecord_Pace: events are sent at a bounded rate, and none is lost.
 func TestRecord_Pace(t *testing.T) {
-	writer := &memory{}
-	r := newFixture(t, writer)
+	r := newFixture(t, kubetest.NewServer(t))
 	const n = eventBurst + 40
 	for i := range n {
 		r.Record(eventOf(fmt.Sprint("node-", i), "x"))
@@ -310,7 +276,7 @@ func TestRecord_Pace(t *testing.T) {
 	for i := eventBurst; i < n; i++ {
 		agenttest.Eventually(t, "the pause", r.clock.HasWaiters)
 		r.clock.Step(eventInterval - time.Millisecond)
-		check.Equal(t, writer.requests(), i, "requests before the end of the pause")
+		check.Equal(t, len(r.server.Requests()), i, "requests before the end of the pause")
 		r.clock.Step(time.Millisecond)
 		r.all(i + 1)
 	}
@@ -320,16 +286,11 @@ func TestRecord_Pace(t *testing.T) {
 // TestRecord_HangingServer fills the queue: events beyond it are dropped, counted and logged once, and the caches
 // stay bounded. Shutdown waits only for the flush.
 func TestRecord_HangingServer(t *testing.T) {
-	began := make(chan struct{}, maxQueued)
-	writer := &memory{fail: func(ctx context.Context) error {
-		began <- struct{}{}
-		<-ctx.Done()
-		return ctx.Err()
-	}}
-	r := newFixture(t, writer)
+	r := newFixture(t, kubetest.NewServer(t))
+	r.server.Fail(kubetest.Hang, kubetest.Forever)
 	event := func(i int) kube.Event { return eventOf(fmt.Sprint("node-", i), "x") }
 	r.Record(event(0))
-	<-began // the sender has taken it, and the queue is empty
+	agenttest.Eventually(t, "no request", func() bool { return len(r.server.Requests()) == 1 }) // the queue is empty
 	const n = 3 * maxQueued
 	for i := range n {
 		r.Record(event(1 + i))
@@ -341,7 +302,7 @@ func TestRecord_HangingServer(t *testing.T) {
 	r.Shutdown()
 	r.Record(event(n + 1))
 	check.Equal(t, strings.Count(r.log.String(), "events are dropped"), 1, "the drops are logged", "times", &r.log)
-	if got := writer.requests(); got > eventBurst {
+	if got := len(r.server.Requests()); got > eventBurst {
 		t.Errorf("%d requests at the end, want no more than the bucket has", got)
 	}
 	if r.got(Sent) != 0 || r.got(Failed)+r.got(Suppressed) != n+2 {
@@ -351,7 +312,7 @@ func TestRecord_HangingServer(t *testing.T) {
 
 func TestShutdown_QueuedEvents(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newFixture(t, client(t, server))
+	r := newFixture(t, server)
 	for i := range 10 {
 		r.Record(nodeEvent(fmt.Sprint(i)))
 	}
@@ -364,32 +325,31 @@ func TestShutdown_QueuedEvents(t *testing.T) {
 }
 
 func TestMessage_Bounds(t *testing.T) {
-	writer := &memory{}
-	r := newFixture(t, writer)
+	r := newFixture(t, kubetest.NewServer(t))
 	for _, message := range []string{
 		strings.Repeat("é", maxEventMessage) + "x", "x" + strings.Repeat("é", maxEventMessage), "a\x1b[2Jb\nc\x00d\u202e\xff",
 	} {
 		r.sends(nodeEvent(message))
 	}
-	for _, event := range writer.created[:2] {
+	sent := eventsOn(t, r.server)
+	for _, event := range sent[:2] {
 		if len(event.Message) > maxEventMessage || len(event.Message) < maxEventMessage-30 || !utf8.ValidString(event.Message) {
 			t.Errorf("a message of %d bytes, valid %v", len(event.Message), utf8.ValidString(event.Message))
 		}
 	}
-	check.Equal(t, writer.created[2].Message, `a\u001b[2Jb\nc\u0000d\u202e\ufffd`, "message")
+	check.Equal(t, sent[2].Message, `a\u001b[2Jb\nc\u0000d\u202e\ufffd`, "message")
 }
 
 // TestEvent_Names: names are valid for the longest object name, and unique.
 func TestEvent_Names(t *testing.T) {
-	writer := &memory{}
-	r := newFixture(t, writer)
+	r := newFixture(t, kubetest.NewServer(t))
 	names := map[string]bool{}
 	for _, object := range []string{
 		"a", strings.Repeat("a", 253), strings.Repeat("a", maxObjectName-1) + "." + strings.Repeat("b", 16), strings.Repeat("a-", 126) + "a",
 	} {
 		r.sends(eventOf(object, "x"))
 	}
-	for _, event := range writer.created {
+	for _, event := range eventsOn(t, r.server) {
 		names[event.Name] = true
 		check.Equal(t, len(validation.IsDNS1123Subdomain(event.Name)), 0, "problems of", event.Name)
 	}

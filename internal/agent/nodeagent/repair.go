@@ -1,7 +1,6 @@
 package nodeagent
 
 import (
-	"context"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
 // startRepair runs race repair and the audit for as long as the agent runs. Race repair of another node's pods has its own controller.
@@ -42,7 +40,7 @@ func (n *node) startRepair() {
 		o.Repair = &c.Repair
 	}
 	if audits {
-		o.Audit, o.Processes = c.Audit, n.podProcesses
+		o.Audit, o.Processes = c.Audit, c.Places.Processes
 		switch {
 		case n.ambient != nil:
 			o.Enrolment = n.ambient.missing
@@ -147,13 +145,6 @@ func (n *node) podOptions(of string) nodepods.Options {
 		o.Follow, o.Reported = n.pods.Follow, n.decisions.Of // one watch serves lookups, repair and audit
 	}
 	return o
-}
-
-// podProcesses lists the processes of the pods of this node by pod UID.
-func (n *node) podProcesses(ctx context.Context) (map[string][]sandbox.Process, error) {
-	all := map[string][]sandbox.Process{}
-	err := n.Config.Places.Processes(ctx, func(p sandbox.Process) { all[p.Pod] = append(all[p.Pod], p) })
-	return all, err
 }
 
 // stanza is a configuration of the plugin, both as text and parsed: each pod event needs the parsed form.

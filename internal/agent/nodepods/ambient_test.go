@@ -84,7 +84,7 @@ func (l *ambientFixture) begin(programmed bool) {
 		l.enrol()
 	}
 	if !l.deaf {
-		l.listen(0, "15001", "15006", "15008")
+		l.listen(l.path, 0, "15001", "15006", "15008")
 	}
 	l.publish(nil)
 	l.controller = l.start()
@@ -182,7 +182,7 @@ func TestAmbientPending_Annotation(t *testing.T) {
 	agenttest.Eventually(t, "it stays pending", func() bool { // the clock stands still
 		return slices.ContainsFunc(l.controller.Pods(), func(s audit.Status) bool { return s.State == audit.Captured })
 	})
-	l.noEvents(l.pod)
+	l.wantEvents(l.pod)
 }
 
 // shows waits for a state in the list of pods, without a request to inspect.
@@ -226,12 +226,12 @@ func TestAmbientNotListening(t *testing.T) {
 	l.want(audit.Pending, "no ztunnel is connected")
 	l.misses("")
 	l.want(audit.Captured, "")
-	l.listen(0)
+	l.listen(l.path, 0)
 	l.clock.Step(16 * time.Second)
 	if s = l.want(audit.NoListener, "10.88.0.2:15008"); len(s.Problems) != 1 {
 		t.Errorf("got %+v", s)
 	}
-	l.listen(0, "15008")
+	l.listen(l.path, 0, "15008")
 	l.want(audit.Captured, "")
 	l.waitForEvent(l.pod, "Normal", podwork.ReasonVerified, "again")
 }

@@ -73,17 +73,23 @@ func newAskedFixture(t *testing.T) *askedFixture {
 // ask requests a path by a way, with headers, and returns the status and the number of inspections until the answer.
 func (l *askedFixture) ask(by auditor.Way, path string, headers ...string) (status int, inspections int64) {
 	l.Helper()
+	before := l.searches.Load()
+	status, l.answer = l.controller.ask(l.Context(), by, path, headers...)
+	return status, l.searches.Load() - before
+}
+
+// ask requests a path by a way, with headers, and returns the answer.
+func (c *Controller) ask(ctx context.Context, by auditor.Way, path string, headers ...string) (status int, text string) {
 	mux := http.NewServeMux()
-	mux.Handle(agentapi.AuditPattern, l.controller.Handler(by))
-	mux.Handle(agentapi.AuditPodPattern, l.controller.PodHandler(by))
-	r := httptest.NewRequestWithContext(l.Context(), http.MethodGet, path, nil)
+	mux.Handle(agentapi.AuditPattern, c.Handler(by))
+	mux.Handle(agentapi.AuditPodPattern, c.PodHandler(by))
+	r := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
-	before, w := l.searches.Load(), httptest.NewRecorder()
+	w := httptest.NewRecorder()
 	mux.ServeHTTP(w, r)
-	l.answer = w.Body.String()
-	return w.Code, l.searches.Load() - before
+	return w.Code, w.Body.String()
 }
 
 const (
@@ -189,9 +195,7 @@ func TestRequests_SlowCheck(t *testing.T) {
 	const limit = 20 * time.Millisecond
 	slowly := func() { time.Sleep(limit) } // in all longer than the server's time to read and to write
 	l.searching.Store(&slowly)
-	mux := http.NewServeMux()
-	mux.Handle(agentapi.AuditPattern, l.controller.Handler(auditor.Socket))
-	s := agenttest.Serve(t, mux, func(o *unixsock.Options) { o.Timeout = limit })
+	s := agenttest.Serve(t, l.controller.Handler(auditor.Socket), func(o *unixsock.Options) { o.Timeout = limit })
 	agent, err := agentapi.Dial(t.Context(), s.Path)
 	check.OK(t, err)
 	all, err := agent.Audit(t.Context(), true, "")

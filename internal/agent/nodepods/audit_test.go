@@ -1,9 +1,6 @@
 package nodepods
 
 import (
-	"context"
-	"log/slog"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -17,13 +14,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
-	"github.com/meshcni/istio-cni/internal/node/redirection"
-	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -48,9 +41,7 @@ func newAuditFixture(t *testing.T, mode auditor.Settings, conf cniconf.NetConf, 
 	l := &auditFixture{fixture: newFixture(t, repair.Switches{}, append(more, func(o *Options) { o.Audit = mode })...)}
 	l.conf.Store(&conf)
 	l.pod = podSpec{name: "web", uid: "u1", now: ended(0, agenttest.Start()), phase: "Running"}.at("10.88.0.2/24")
-	l.path = l.Sandbox(l.pod.ips...)
-	l.cache(l.pod, l.path)
-	l.program(l.path)
+	l.path = l.redirect(l.pod)
 	l.publish(nil)
 	l.controller = l.start()
 	return l
@@ -69,32 +60,10 @@ func (l *auditFixture) publish(proxy state) {
 	l.put(o)
 }
 
-// space is the pod's namespace with the configured backend.
-func (l *auditFixture) space(path string) redirection.Namespace {
-	l.Helper()
-	conf := l.conf.Load()
-	return redirection.Namespace{
-		NetNS: netnstest.Open(l.T, path), Backend: conf.Backend, Log: slog.New(slog.DiscardHandler),
-		Tools: iptables.Host{Force: iptables.Variant(conf.ForceIptables)},
-	}
-}
-
-// program writes the wanted rules like the plugin.
-func (l *auditFixture) program(path string) {
-	l.Helper()
-	_, err := l.space(path).Apply(l.Context(), redirect.Default(), redirection.Reconcile)
-	l.Do(err)
-}
-
 // check inspects the pod now.
 func (l *auditFixture) check() (s audit.Status) {
 	l.Helper()
-	agenttest.Eventually(l.T, "the controller does not know the pod", func() bool {
-		var err error
-		s, err = l.controller.Check(l.Context(), web)
-		return err == nil
-	})
-	return s
+	return l.controller.statusOf(l.T, web)
 }
 
 // want checks the pod's state and the text of its first problem.
@@ -137,7 +106,9 @@ func (l *auditFixture) faulty(f fault) {
 	l.waitForEvent(l.pod, "Warning", reasonOf[f.want], f.text, "Remedy: ")
 	l.controller.auditor.Settings.Repair = true
 	if !f.repaired {
-		l.want(f.want, f.text)
+		if s = l.want(f.want, f.text); strings.Contains(s.Remedy, "set audit.mode") {
+			l.Errorf("the remedy is a setting that is already set: %s", s.Remedy)
+		}
 		return
 	}
 	l.want(audit.Captured, "")
@@ -222,41 +193,8 @@ func TestRulesOfAnotherBackend(t *testing.T) {
 	}
 }
 
-func TestAuditOfTheProxy(t *testing.T) {
-	t.Parallel()
-	collision := func(o *Options) {
-		o.Processes = func(context.Context) (map[string][]sandbox.Process, error) {
-			return map[string][]sandbox.Process{
-				"u1": {{PID: 7, Container: appID, UID: redirect.DefaultID}, {PID: 8, Container: "4567", UID: redirect.DefaultID}, {PID: 9, Container: "pause", UID: redirect.DefaultID}},
-				"u2": {{PID: 10, Container: appID, UID: redirect.DefaultID}},
-			}, nil
-		}
-	}
-	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{}, collision)
-	l.want(audit.Captured, "")
-	l.publish(running())
-	l.clock.Step(20 * time.Second)
-	agenttest.Eventually(t, "the proxy is not known", func() bool { return l.check().State == audit.NoListener })
-	s := l.want(audit.NoListener, "127.0.0.1:15001")
-	if len(s.Problems) != 3 || s.Problems[2] != (audit.Problem{State: audit.UIDCollision, Detail: `process 7 of container "app" runs with uid 1337 and gid 0`}) {
-		t.Errorf("got %+v", s.Problems)
-	}
-	l.waitForEvent(l.pod, "Warning", podwork.ReasonNoListener, "nothing listens on 127.0.0.1:15001")
-	l.Do(l.space(l.path).NetNS.Do(func() error {
-		for _, port := range []string{"15001", "15006"} {
-			socket, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "0.0.0.0:"+port)
-			if err != nil {
-				return err
-			}
-			t.Cleanup(func() { _ = socket.Close() })
-		}
-		return nil
-	}))
-	l.want(audit.UIDCollision, `process 7 of container "app"`)
-	l.waitForEvent(l.pod, "Warning", podwork.ReasonUIDCollision)
-}
-
-// TestAuditIsPeriodic: a change of the rules is found within the interval, and an unchanged namespace is not read.
+// TestAuditIsPeriodic: a change of the rules is found within the interval, and an unchanged namespace is not read. The gauge keeps what was
+// found when the pod changes, whatever its validation has found before.
 func TestAuditIsPeriodic(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
@@ -273,6 +211,9 @@ func TestAuditIsPeriodic(t *testing.T) {
 		}
 	}
 	l.waitForEvent(l.pod, "Warning", podwork.ReasonBroken, "no rule of the mesh")
+	l.pod.labels = object{"app": "web"}
+	l.publish(nil)
+	l.waitForWorker()
 	l.waitForStates(0, 1, 0, 0)
 }
 
@@ -289,39 +230,4 @@ func TestAuditOfHostilePods(t *testing.T) {
 	l.want(audit.Captured, "")
 	l.server.Delete(hostile.path())
 	agenttest.Eventually(t, "the pod stays", func() bool { return len(l.controller.Pods()) == 1 })
-}
-
-// TestAuditListsPodsOutside the mesh, with the reason.
-func TestAuditListsPodsOutside(t *testing.T) {
-	t.Parallel()
-	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
-	dns := podSpec{ns: "kube-system", name: "dns", uid: "d", phase: "Running"}.at("10.88.0.7/24")
-	l.set(dns)
-	l.want(audit.Captured, "")
-	agenttest.Eventually(t, "one pod is missing", func() bool { return len(l.controller.Pods()) == 2 })
-	all := l.controller.Pods()
-	audit.Sort(all)
-	if all[1].State != audit.Outside || !strings.Contains(all[1].Sentence, sidecar.ExcludedNamespace.Sentence()) || all[1].Faulty() {
-		t.Errorf("got %+v", all[1])
-	}
-	l.noEvents(dns)
-}
-
-// TestAudit_RemedyOfTheMode: the list, the event and the log never name a setting as remedy that is already set.
-func TestAudit_RemedyOfTheMode(t *testing.T) {
-	t.Parallel()
-	const advice = "set audit.mode=repair"
-	const why = "its events or the log of the agent say why audit.mode=repair has not restored the rules"
-	for mode, want := range map[auditor.Settings]string{{}: advice, {Repair: true}: why} {
-		l := newAuditFixture(t, mode, cniconf.NetConf{})
-		l.want(audit.Captured, "")
-		netnstest.Run(t, l.path, "nft", "add table ip nat { flags dormant; }") // no repair ends this
-		s := l.want(audit.Drifted, "nat")
-		check.Contains(t, s.Remedy, want)
-		if !mode.Repair {
-			l.waitForEvent(l.pod, "Warning", podwork.ReasonDrifted, "Remedy: ", want)
-		}
-		l.end()
-		check.Equal(t, strings.Contains(l.log.String(), advice), want == advice, mode, "the log has the advice")
-	}
 }

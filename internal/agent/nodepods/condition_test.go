@@ -12,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
@@ -40,16 +41,6 @@ func (l *fixture) waitForCondition(p podSpec, status corev1.ConditionStatus, rea
 	})
 }
 
-// published counts the requests that wrote a condition.
-func (l *fixture) published() (n int) {
-	for _, request := range l.server.Requests() {
-		if strings.HasPrefix(request, "PATCH ") && strings.HasSuffix(request, "/status") {
-			n++
-		}
-	}
-	return n
-}
-
 // TestThePodConditionFollowsTheState: each agent writes it only on a change, and only on pods of the mesh.
 func TestThePodConditionFollowsTheState(t *testing.T) {
 	t.Parallel()
@@ -68,8 +59,13 @@ func TestThePodConditionFollowsTheState(t *testing.T) {
 	l.controller = l.start()
 	l.want(audit.Drifted, "")
 	agenttest.Eventually(t, "one pod is missing", func() bool { return len(l.controller.Pods()) == 2 })
-	l.end()
-	check.Equal(t, l.published(), 2, "requests that write the condition")
+	all := l.controller.Pods()
+	audit.Sort(all)
+	if all[1].State != audit.Outside || !strings.Contains(all[1].Sentence, sidecar.ExcludedNamespace.Sentence()) || all[1].Faulty() {
+		t.Errorf("got %+v", all[1])
+	}
+	l.wantEvents(dns)
+	check.Equal(t, l.requests("/status"), 2, "requests that write the condition")
 	if c := l.condition(dns); c.Type != "" {
 		t.Errorf("the pod outside of the mesh has %+v", c)
 	}

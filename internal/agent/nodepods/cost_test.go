@@ -1,10 +1,9 @@
 package nodepods
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -16,13 +15,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/core/audit"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
@@ -31,36 +26,19 @@ import (
 // in libcni's cache.
 const fullNode = 110
 
-// occupy creates the pods, and a controller that knows them after a call of start.
-func (l *fixture) occupy(n int, interval time.Duration) (c *Controller, start func()) {
+// occupy creates the pods of a full node, and a controller that knows them after a call of start.
+func (l *fixture) occupy(interval time.Duration) (c *Controller, start func()) {
 	l.Helper()
 	l.options.Audit, l.options.Repair = auditor.Settings{Interval: interval}, nil
 	l.options.Clock, l.options.Workers = clock.RealClock{}, 0
-	l.options.Processes = func(ctx context.Context) (map[string][]sandbox.Process, error) { // this machine's
-		all := map[string][]sandbox.Process{}
-		err := sandbox.Places{Proc: "/proc", Roots: []string{"/"}}.Processes(ctx, func(p sandbox.Process) {
-			all[p.Pod] = append(all[p.Pod], p)
-		})
-		return all, err
-	}
+	l.options.Processes = sandbox.Places{Proc: "/proc", Roots: []string{"/"}}.Processes // this machine's
 	feed := l.feed()
 	c, err := New(l.options)
 	l.Do(err)
 	var pods []kube.Pod
-	for i := range n {
+	for i := range fullNode {
 		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprintf("uid-%d", i)}.at(fmt.Sprintf("10.88.1.%d/24", i+1))
-		path := l.Sandbox(p.ips...)
-		l.cache(p, path)
-		space := netnstest.Open(l.T, path)
-		_, err := redirection.Namespace{NetNS: space, Log: l.options.Log}.Apply(l.Context(), redirect.Default(), redirection.Reconcile)
-		l.Do(err)
-		for _, port := range []string{"15001", "15006"} {
-			socket, err := netns.In(space, func() (net.Listener, error) {
-				return (&net.ListenConfig{}).Listen(l.Context(), "tcp4", "0.0.0.0:"+port)
-			})
-			l.Do(err)
-			l.Cleanup(func() { _ = socket.Close() })
-		}
+		l.listen(l.redirect(p), 0)
 		pod := p.nodePod()
 		pod.Containers = []repair.Container{{Name: sidecar.ProxyContainer, ID: "1", State: repair.State{Running: true, Began: agenttest.Start()}}}
 		pods = append(pods, pod)
@@ -83,19 +61,33 @@ func cpu(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// TestCostOfTheAudit measures a full node; with -v it prints the numbers. It asserts no number that depends
-// on the machine's speed.
+// descriptors lists the descriptors of namespaces that this process has.
+func descriptors(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/self/fd/*")
+	check.OK(t, err)
+	var all []string
+	for _, f := range files {
+		if target, err := os.Readlink(f); err == nil && strings.HasPrefix(target, "net:") {
+			all = append(all, target)
+		}
+	}
+	return strings.Join(all, " ")
+}
+
+// TestCostOfTheAudit measures a full node; with -v it prints the numbers. It asserts no number that depends on the machine's speed, and
+// that no descriptor is kept between two inspections, which would hold a namespace when its pod ends.
 func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the process
 	l := newFixture(t, nothing)
 	const interval = 5 * time.Minute
-	c, start := l.occupy(fullNode, interval)
+	c, start := l.occupy(interval)
 	heap := func() uint64 {
 		var m runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	before := heap()
+	before, open := heap(), descriptors(t)
 	inspect := func() {
 		for _, k := range c.pods.Keys() {
 			_, err := c.auditor.InspectNext(t.Context(), k, false)
@@ -127,6 +119,7 @@ func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the
 	if got := l.searches.Load() - searches; got > n/searchEvery {
 		t.Errorf("%d searches in %d inspections", got, n)
 	}
+	agenttest.Eventually(t, "a namespace stays open", func() bool { return descriptors(t) == open })
 	allocations := (m2.Mallocs - m.Mallocs) / n
 	if allocations > 600 {
 		t.Errorf("%d allocations for an unchanged pod", allocations)
@@ -134,38 +127,4 @@ func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the
 	t.Logf("first inspection %s, of an unchanged pod %s and %d allocations (%d bytes); memory held for each pod: %d bytes", first, each,
 		allocations, (m2.TotalAlloc-m.TotalAlloc)/n, held/fullNode)
 	t.Logf("%d pods each %s to %s: %.3f %% of a core", fullNode, interval*4/5, interval, 100*float64(each*fullNode)/float64(interval*9/10))
-}
-
-// TestANamespaceEndsWithItsPod: between two inspections the audit keeps no descriptor that would hold the namespace.
-func TestANamespaceEndsWithItsPod(t *testing.T) { //nolint:paralleltest // it counts the descriptors of the process
-	l := newFixture(t, nothing)
-	c, start := l.occupy(1, 5*time.Minute)
-	start()
-	// The agent's own inspection at its start holds a descriptor, too.
-	agenttest.Eventually(t, "the pod is not captured", func() bool { all := c.Pods(); return len(all) == 1 && all[0].State == audit.Captured })
-	k := c.pods.Keys()[0]
-	inspect := func() {
-		_, err := c.auditor.InspectNext(t.Context(), k, false)
-		l.Do(err)
-	}
-	descriptors := func() string {
-		files, err := os.ReadDir("/proc/self/fd")
-		l.Do(err)
-		var all []string
-		for _, f := range files {
-			if target, err := os.Readlink("/proc/self/fd/" + f.Name()); err == nil && strings.HasPrefix(target, "net:") {
-				all = append(all, target)
-			}
-		}
-		return strings.Join(all, " ")
-	}
-	before := descriptors()
-	const rounds = 36
-	for range rounds {
-		inspect()
-	}
-	check.Equal(t, descriptors(), before, "descriptors of namespaces")
-	if got := l.searches.Load(); got > rounds/4 {
-		t.Errorf("%d searches for the namespace in %d inspections", got, rounds)
-	}
 }

@@ -15,57 +15,36 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
-	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
-	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestPacketsProveTheRepair: a pod on a veth runs without redirection, for each backend of the plugin. Before the repair the
-// application talks to the peer itself, afterwards to the proxy on 15001; the proxy (uid 1337) always talks to the peer.
-func TestPacketsProveTheRepair(t *testing.T) {
+// TestRepair_Backends: the rules are those of the plugin's backend. Package redirection has the packets.
+func TestRepair_Backends(t *testing.T) {
 	t.Parallel()
+	const jump = "-A OUTPUT -j ISTIO_OUTPUT"
 	for name, test := range map[string]struct {
-		conf cniconf.NetConf
-		// program prints the rule that jumps to the mesh's rules, "" for rules not written by iptables.
-		program string
+		conf          cniconf.NetConf
+		command, want string
 	}{
-		"auto":            {cniconf.NetConf{}, "iptables-nft-save"},
-		"netlink":         {cniconf.NetConf{Backend: redirect.Netlink}, "iptables-nft-save"},
-		"iptables":        {cniconf.NetConf{Backend: redirect.Tools}, "iptables-save"},
-		"iptables nft":    {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "nft"}, "iptables-nft-save"},
-		"iptables legacy": {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}, "iptables-legacy-save"},
-		"native":          {cniconf.NetConf{Backend: redirect.Native}, ""},
+		"auto":            {cniconf.NetConf{}, "iptables-nft-save", jump},
+		"netlink":         {cniconf.NetConf{Backend: redirect.Netlink}, "iptables-nft-save", jump},
+		"iptables":        {cniconf.NetConf{Backend: redirect.Tools}, "iptables-save", jump},
+		"iptables nft":    {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "nft"}, "iptables-nft-save", jump},
+		"iptables legacy": {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}, "iptables-legacy-save", jump},
+		"native":          {cniconf.NetConf{Backend: redirect.Native}, "nft list ruleset", "table inet istio-proxy-nat"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			net := labtest.New(t, ruleset.IPv4)
-			net.StartProxy(t, net.Proxy(redirect.Redirect), redirect.Redirect)
-			connect := func(from labtest.Actor, by string) {
-				t.Helper()
-				expected := labtest.Expectation{Request: labtest.Request{
-					From: from, Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80), SourcePort: net.FreshPort(),
-				}, Want: []labtest.Hop{{By: by}}}
-				check.OK(t, expected.Check(t.Context()))
-			}
-			connect(net.App(), "peer")
 			l := newFixture(t, inPlace)
 			l.conf.Store(&test.conf)
-			l.Start(net.Path())
-			p := crashing("web").at(labtest.Pod.Addr(ruleset.IPv4).String())
-			l.set(p)
+			p, path := l.crashing()
 			l.run()
-			l.waitForAction(p, repair.InPlace)
-			connect(net.App(), labtest.ByOutbound)
-			connect(net.Proxy(redirect.Redirect), "peer")
-			rules := rulesOf(t, net.Path())
-			if test.program != "" && !strings.Contains(netnstest.Run(t, net.Path(), test.program), "-A OUTPUT -j ISTIO_OUTPUT") || test.program == "" && rules != "" {
-				t.Errorf("rules:\n%s", rules)
-			}
+			l.waitForRepair(p)
+			check.Contains(t, netnstest.Run(t, path, "sh", "-c", test.command), test.want)
 			l.untouched(l.Host)
 		})
 	}
@@ -79,7 +58,7 @@ func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 	p.annotations = object{sidecar.InboundPortsKey: "8080,9090", "traffic.sidecar.istio.io/excludeOutboundPorts": "5432"}
 	path := l.place(p)
 	l.run()
-	l.waitForAction(p, repair.InPlace)
+	l.waitForRepair(p)
 	l.noWrites()
 	got := netnstest.Run(t, path, "iptables-save")
 	check.Contains(t, got, "--dport 8080 -j ISTIO_IN_REDIRECT", "--dport 9090 -j ISTIO_IN_REDIRECT", "--dport 5432 -j RETURN")
@@ -93,7 +72,7 @@ func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 	first := crashing("db-0").at("10.88.0.2/24")
 	l.place(first)
 	l.run()
-	l.waitForAction(first, repair.InPlace)
+	l.waitForRepair(first)
 	second := first
 	second.uid = "another-uid"
 	after := l.place(second) // the previous namespace still exists, too
@@ -101,26 +80,6 @@ func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
 	l.redirected(after)
 	l.waitForStates(1, 0, 0, 0)
-}
-
-// TestW8ARestartedAgentDoesNotWorkTwice: another agent classifies a pod whose validation has not run again.
-func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, inPlace)
-	p, path := l.crashing()
-	stop := l.run()
-	l.waitForAction(p, repair.InPlace)
-	stop()
-	rules, events := rulesOf(t, path), len(l.server.Events())
-	l.options.Metrics = metrics.NewRepair("another")
-	stop = l.run()
-	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 1)
-	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 0)
-	l.waitForStates(1, 0, 0, 0)
-	stop()
-	if got := rulesOf(t, path); got != rules || len(l.server.Events()) != events {
-		t.Errorf("rules are now\n%s\nevents: %v", got, l.events(p))
-	}
 }
 
 // TestPodsThatCannotBeRedirectedInPlace are reported, and no rule is written: W-10, W-11 and settings that the plugin refuses.
@@ -149,6 +108,12 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 			l.Mount(path, "cni-1")
 			return path
 		}, podwork.ReasonRepaired, []string{"no process is in it yet", "a pod in creation"}},
+		"W-11: another pod adds its address": {nil, func(l *fixture, p podSpec) string { // package sandbox has the records that decide
+			squatter := l.Sandbox("10.88.0.3/24", p.ips[0])
+			l.Mount(squatter, "cni-0")
+			l.Mount(l.Sandbox(p.ips...), "cni-1")
+			return squatter
+		}, podwork.ReasonRepaired, []string{unfit, sandbox.ErrAmbiguous.Error(), "netns/cni-0", "netns/cni-1"}},
 		"W-10: a job that is over": {
 			func(p *podSpec) { p.now, p.last, p.restart = p.last, nil, "Never" },
 			(*fixture).place, podwork.ReasonBroken,
@@ -176,50 +141,6 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 				t.Errorf("%d failures", got)
 			}
 			l.untouched(path)
-		})
-	}
-}
-
-// TestASquatterBlocksNoRepair: another pod adds the address of a broken one. The broken pod is repaired if a record
-// distinguishes the two; otherwise the event names both. Package sandbox tests all squats and records.
-func TestASquatterBlocksNoRepair(t *testing.T) {
-	t.Parallel()
-	const address = "10.88.0.2/24"
-	evil := podSpec{name: "evil", uid: "99999999-4d64-4b2b-9d5a-6d1d2a3b4c5d"}
-	for name, test := range map[string]struct {
-		record func(l *fixture, p podSpec, victim, squatter string)
-		texts  []string // of the event, if the pod is not repaired
-	}{
-		"with the squatter in the cache": {func(l *fixture, _ podSpec, victim, squatter string) {
-			l.cache(evil, squatter)
-			l.Process("77", victim)
-		}, nil},
-		"with a process in the pod's cgroup": {func(l *fixture, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
-		"without anything": {
-			func(*fixture, podSpec, string, string) {},
-			[]string{sandbox.ErrAmbiguous.Error(), "netns/cni-0", "netns/cni-1"},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newFixture(t, inPlace)
-			p := crashing("web").at(address)
-			p.uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
-			squatter, victim := l.Sandbox("10.88.0.3/24", address), l.Sandbox(address)
-			l.Mount(squatter, "cni-0")
-			l.Mount(victim, "cni-1")
-			test.record(l, p, victim, squatter)
-			l.set(p)
-			l.run()
-			if test.texts == nil {
-				l.waitForAction(p, repair.InPlace)
-			} else {
-				both := []string{sandboxtest.Inode(t, victim).String(), sandboxtest.Inode(t, squatter).String()}
-				l.waitForEvent(p, "Warning", podwork.ReasonRepaired, append(both, test.texts...)...)
-			}
-			if captured(t, victim) != (test.texts == nil) || rulesOf(t, squatter) != "" {
-				t.Error("the wrong namespace was written to")
-			}
 		})
 	}
 }
@@ -321,7 +242,7 @@ func TestAFailureAfterTheRepairIsInspectedAgain(t *testing.T) {
 	l := newFixture(t, inPlace)
 	p, path := l.crashing()
 	l.run()
-	l.waitForAction(p, repair.InPlace)
+	l.waitForRepair(p)
 
 	p.last = ended(126, l.clock.Now()) // the validation ran while the rules were written
 	l.set(p)
@@ -420,10 +341,8 @@ func TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice(t *testing.T) {
 	l.clock.Step(3 * time.Second)
 	l.waitForEvent(gone, "Warning", podwork.ReasonDeleted, "no rules")
 	l.waitForStates(1, 0, 0, 0)
-	if _, leaving := l.fetch(late); leaving {
-		t.Error("a pod that is redirected was deleted")
-	}
-	l.noEvents(late)
+	check.Equal(t, len(l.writes()), 1, "deletions, of the other pod,")
+	l.wantEvents(late)
 }
 
 // TestMissingRulesAreForgottenWhenOtherRulesCome: rules that vanish, are replaced and vanish again are confirmed anew.
@@ -473,7 +392,7 @@ func TestANewConfigurationIsUsed(t *testing.T) {
 		t.Errorf("events %v", got)
 	}
 	change(cniconf.NetConf{})
-	l.waitForAction(p, repair.InPlace)
+	l.waitForRepair(p)
 	change(cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
 	l.waitForStates(0, 0, 0, 0)
 	l.redirected(path)

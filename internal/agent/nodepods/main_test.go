@@ -8,14 +8,15 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -28,11 +29,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -98,6 +103,17 @@ func (c *Controller) Check(ctx context.Context, k types.NamespacedName) (audit.S
 	return c.auditor.Inspect(ctx, auditor.Socket, k)
 }
 
+// statusOf is Check for a pod that the watch is about to deliver.
+func (c *Controller) statusOf(t *testing.T, k types.NamespacedName) (s audit.Status) {
+	t.Helper()
+	agenttest.Eventually(t, "the controller does not know the pod", func() bool {
+		var err error
+		s, err = c.Check(t.Context(), k)
+		return err == nil
+	})
+	return s
+}
+
 func (l *fixture) plugin() (cniconf.NetConf, error) {
 	if conf := l.conf.Load(); conf != nil {
 		return *conf, nil
@@ -128,6 +144,52 @@ func (l *fixture) place(p podSpec) (path string) {
 	l.cache(p, path)
 	l.set(p)
 	return path
+}
+
+// space is a network namespace with the configured backend.
+func (l *fixture) space(path string) redirection.Namespace {
+	l.Helper()
+	conf := l.conf.Load()
+	return redirection.Namespace{
+		NetNS: netnstest.Open(l.T, path), Backend: conf.Backend, Log: slog.New(slog.DiscardHandler),
+		Tools: iptables.Host{Force: iptables.Variant(conf.ForceIptables)},
+	}
+}
+
+// program writes the wanted rules like the plugin.
+func (l *fixture) program(path string) {
+	l.Helper()
+	_, err := l.space(path).Apply(l.Context(), redirect.Default(), redirection.Reconcile)
+	l.Do(err)
+}
+
+// redirect makes a pod's sandbox with its rules.
+func (l *fixture) redirect(p podSpec) (path string) {
+	l.Helper()
+	path = l.Sandbox(p.ips...)
+	l.cache(p, path)
+	l.program(path)
+	return path
+}
+
+// listen opens ports in a namespace, by default the proxy's, with a UID of this machine.
+func (l *fixture) listen(path string, uid uintptr, ports ...string) {
+	l.Helper()
+	l.Do(netns.Do(path, func() error {
+		_, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, uid, 0, 0) // of this thread
+		defer func() { _, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, 0, 0, 0) }()
+		if len(ports) == 0 {
+			ports = []string{"15001", "15006"}
+		}
+		for _, port := range ports {
+			socket, err := (&net.ListenConfig{}).Listen(l.Context(), "tcp4", "0.0.0.0:"+port)
+			if err != nil {
+				return err
+			}
+			l.Cleanup(func() { _ = socket.Close() })
+		}
+		return nil
+	}))
 }
 
 // crashing places the pod "web" whose validation fails again and again.
@@ -177,7 +239,12 @@ func (p podSpec) namespace() string { return cmp.Or(p.ns, "shop") }
 
 func (p podSpec) path() string { return "/api/v1/namespaces/" + p.namespace() + "/pods/" + p.name }
 
-func (p podSpec) metadata() object {
+func (p podSpec) object() object {
+	spec := object{
+		"schedulerName": p.scheduler, "runtimeClassName": p.runtime,
+		"nodeName": cmp.Or(p.node, node1), "restartPolicy": cmp.Or(p.restart, "Always"), "hostNetwork": p.host,
+		"containers": []object{{"name": "app"}, {"name": "istio-proxy", "args": []string{"proxy", "sidecar"}}},
+	}
 	metadata := object{"name": p.name, "namespace": p.namespace(), "uid": p.uid, "labels": p.labels}
 	annotations := object{}
 	if !p.plain {
@@ -187,15 +254,6 @@ func (p podSpec) metadata() object {
 	metadata["annotations"] = annotations
 	if p.deleting {
 		metadata["deletionTimestamp"] = stamp(agenttest.Start())
-	}
-	return metadata
-}
-
-func (p podSpec) object() object {
-	spec := object{
-		"schedulerName": p.scheduler, "runtimeClassName": p.runtime,
-		"nodeName": cmp.Or(p.node, node1), "restartPolicy": cmp.Or(p.restart, "Always"), "hostNetwork": p.host,
-		"containers": []object{{"name": "app"}, {"name": "istio-proxy", "args": []string{"proxy", "sidecar"}}},
 	}
 	status := object{"phase": cmp.Or(p.phase, "Pending")}
 	if len(p.ips) > 0 {
@@ -219,7 +277,7 @@ func (p podSpec) object() object {
 	if p.proxy != nil {
 		status["containerStatuses"] = []object{{"name": "istio-proxy", "state": p.proxy}}
 	}
-	return object{"kind": "Pod", "apiVersion": "v1", "metadata": p.metadata(), "spec": spec, "status": status}
+	return object{"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": spec, "status": status}
 }
 
 // set makes a pod known, or changes it.
@@ -303,11 +361,6 @@ func (f *feed) crowd(n int) {
 	f.listener.OnSync()
 }
 
-// pod calls fn with a pod that the controller has.
-func (c *Controller) pod(k types.NamespacedName, fn func(kube.Pod)) {
-	c.pods.Get(k, func(p kube.Pod, _ *memory) { fn(p) })
-}
-
 // events returns the events about a pod.
 func (l *fixture) events(p podSpec) []corev1.Event {
 	l.Helper()
@@ -348,15 +401,6 @@ func (l *fixture) end() {
 	l.Helper()
 	l.stop()
 	l.options.Events.Shutdown()
-}
-
-// noEvents checks that a pod has no event, sent or queued.
-func (l *fixture) noEvents(p podSpec) {
-	l.Helper()
-	l.end()
-	if got := l.events(p); len(got) > 0 {
-		l.Errorf("events on %s: %v", p.name, got)
-	}
 }
 
 func (l *fixture) metric(name string) int {
@@ -497,33 +541,10 @@ var (
 	reasons = map[repair.Switches]kube.EventReason{inPlace: podwork.ReasonRepaired, deleting: podwork.ReasonDeleted, labelled: podwork.ReasonLabelled}
 )
 
-// fetch returns the labels of the server's pod, and whether it is being deleted.
-func (l *fixture) fetch(p podSpec) (labels map[string]string, terminating bool) {
+// waitForRepair waits for the event and the count of a repair in place after a failed validation.
+func (l *fixture) waitForRepair(p podSpec) {
 	l.Helper()
-	var whole metav1.PartialObjectMetadata
-	l.Do(json.Unmarshal(l.server.Object(p.path()), &whole))
-	return whole.Labels, whole.DeletionTimestamp != nil
-}
-
-// waitForAction waits for the event and the count of an action.
-func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
-	l.Helper()
-	switch mode {
-	case repair.InPlace:
-		l.waitForEvent(p, "Normal", podwork.ReasonRepaired, "exit code 126", "within its back-off")
-		l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
-		l.waitForStates(1, 0, 0, 0)
-	case repair.Label:
-		l.waitForEvent(p, "Warning", podwork.ReasonLabelled, "exit code 126", "cni.istio.io/uninitialized=true")
-		l.waitForCount(metrics.RepairLabel, metrics.RepairSuccess, 1)
-		if labels, terminating := l.fetch(p); labels["cni.istio.io/uninitialized"] != "true" || terminating {
-			l.Errorf("labels %v, terminating %v", labels, terminating)
-		}
-		l.waitForStates(0, 1, 0, 0)
-	case repair.Delete:
-		l.Fatal("deletion is for e2e/repair")
-	case repair.Report:
-		l.waitForEvent(p, "Warning", podwork.ReasonBroken, "exit code 126", "race repair")
-		l.waitForStates(0, 1, 0, 0)
-	}
+	l.waitForEvent(p, "Normal", podwork.ReasonRepaired, "exit code 126", "within its back-off")
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
+	l.waitForStates(1, 0, 0, 0)
 }

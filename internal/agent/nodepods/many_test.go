@@ -2,72 +2,15 @@ package nodepods
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/test/check"
 )
-
-// countedTools returns a directory of iptables programs that count their starts.
-func countedTools(t *testing.T) (path string, count func() int) {
-	t.Helper()
-	dir := t.TempDir()
-	record := filepath.Join(dir, "runs")
-	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, name := range []string{"", "-save", "-restore", "-nft", "-nft-save", "-nft-restore", "-legacy", "-legacy-save", "-legacy-restore"} {
-			script := fmt.Sprintf("#!/bin/sh\necho %[1]s >> %[2]s\nexec /usr/sbin/%[1]s \"$@\"\n", family+name, record)
-			netnstest.WriteProgram(t, filepath.Join(dir, family+name), []byte(script))
-		}
-	}
-	return dir, func() int {
-		text, _ := os.ReadFile(record) // missing before the first run
-		return strings.Count(string(text), "\n")
-	}
-}
-
-// TestManyHealthyPodsCostNothing: an agent that starts on a full node needs neither a search nor a process for a validated pod.
-func TestManyHealthyPodsCostNothing(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, inPlace, func(o *Options) { o.Workers = 0 })
-	path, runs := countedTools(t)
-	l.options.ToolPath = path
-	l.conf.Store(&cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}) // needs processes
-	const fine = 250
-	for i := range fine {
-		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprint(i), now: ended(0, agenttest.Start()), phase: "Running", proxy: running()}
-		l.set(p.at(fmt.Sprintf("10.88.1.%d", i)))
-	}
-	for i := range 50 {
-		l.set(podSpec{name: fmt.Sprintf("plain-%d", i), uid: fmt.Sprint(fine + i), plain: true, phase: "Running"}.at(fmt.Sprintf("10.88.2.%d", i)))
-	}
-	l.run()
-	l.waitForStates(fine, 0, 0, 0)
-	if l.searches.Load() != 0 || runs() != 0 {
-		t.Errorf("%d searches, %d processes", l.searches.Load(), runs())
-	}
-	// The broken pod costs one search, and no more than the plugin at the pod's start.
-	p := crashing("bad").at("10.88.0.2/24")
-	l.place(p)
-	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
-	if l.searches.Load() != 1 || runs() == 0 || runs() > 6 {
-		t.Errorf("%d searches, %d processes for a pod that is redirected", l.searches.Load(), runs())
-	}
-	l.waitForStates(fine+1, 0, 0, 0)
-	l.noWrites()
-	if n := l.requests("GET /api/v1/pods?"); n > 3 {
-		t.Errorf("%d requests for pods", n)
-	}
-}
 
 // TestDeletionsAreRateLimited: every pod of the node is broken, and its replacement may be broken, too.
 func TestDeletionsAreRateLimited(t *testing.T) {
@@ -140,11 +83,6 @@ func TestTheGaugeHasTheStateOfThePod(t *testing.T) {
 
 // TestNothingIsLeftBehind counts goroutines and open files after controllers have ended during their work.
 func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts for all tests together
-	files := func() int {
-		entries, err := os.ReadDir("/proc/self/fd")
-		check.OK(t, err)
-		return len(entries)
-	}
 	l := newFixture(t, inPlace)
 	p := crashing("web").at("10.88.0.2/24")
 	l.place(p)
@@ -154,7 +92,7 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 	stop := l.run()
 	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
 	stop()
-	goroutines, open := runtime.NumGoroutine(), files()
+	goroutines, open := runtime.NumGoroutine(), netnstest.OpenFiles(t)
 	for range 10 {
 		before := l.repaired(metrics.RepairPod, metrics.RepairSkip)
 		stop := l.run()
@@ -163,7 +101,7 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 	}
 	agenttest.Until(t, func() string {
 		buffer := make([]byte, 1<<16)
-		return fmt.Sprintf("%d goroutines, %d before; %d files, %d before\n%s", runtime.NumGoroutine(), goroutines, files(), open,
+		return fmt.Sprintf("%d goroutines, %d before; %d files, %d before\n%s", runtime.NumGoroutine(), goroutines, netnstest.OpenFiles(t), open,
 			buffer[:runtime.Stack(buffer, true)])
-	}, func() bool { return runtime.NumGoroutine() <= goroutines+2 && files() <= open+2 })
+	}, func() bool { return runtime.NumGoroutine() <= goroutines+2 && netnstest.OpenFiles(t) <= open+2 })
 }

@@ -38,8 +38,13 @@ func TestOnceRepairsEachPod(t *testing.T) {
 	l.waitForEvent(missing, "Normal", podwork.ReasonRepaired)
 	l.waitForEvent(job, "Warning", podwork.ReasonBroken)
 	l.redirected(paths...)
+	rules := rulesOf(t, paths[0])
 	check.OK(t, Once(t.Context(), l.options), "the second time")
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 1)
+	check.Equal(t, rulesOf(t, paths[0]), rules, "the rules")
+	l.end()
+	l.oneEvent(p)
 }
 
 // TestOnceTriesFiveTimes, like the reference, and names the pods that could not be repaired. With a bad configuration of the

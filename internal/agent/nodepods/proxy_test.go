@@ -2,15 +2,12 @@ package nodepods
 
 import (
 	"context"
-	"net"
-	"os/exec"
+	"maps"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
@@ -26,16 +23,6 @@ import (
 // proxyStartup is the time that the audit allows the proxy to open its listeners.
 const proxyStartup = 15 * time.Second
 
-// dueAt waits until the pod's next inspection is at a time.
-func (l *auditFixture) dueAt(want time.Time) {
-	l.Helper()
-	var due time.Time
-	agenttest.Until(l.T, func() string { return "the next inspection is at " + due.String() + ", want " + want.String() }, func() bool {
-		l.controller.pods.Get(web, func(_ kube.Pod, m *memory) { due = m.audit.Due() })
-		return due.Equal(want)
-	})
-}
-
 // TestAudit_ProxyThatDoesNotRun: it is a fault from 15 s after the proxy should run, without a request, until something listens.
 func TestAudit_ProxyThatDoesNotRun(t *testing.T) {
 	t.Parallel()
@@ -46,14 +33,14 @@ func TestAudit_ProxyThatDoesNotRun(t *testing.T) {
 			l.want(audit.Captured, "")
 			l.pod.proxy = proxy
 			l.set(l.pod)
-			l.dueAt(l.clock.Now().Add(proxyStartup))
+			l.waitForWorker()
 			l.want(audit.Captured, "")
 			l.step(proxyStartup)
 			if s := l.want(audit.NoListener, "127.0.0.1:15001"); len(s.Problems) != 2 {
 				t.Errorf("got %+v", s.Problems)
 			}
 			l.publish(state{"running": object{"startedAt": stamp(l.clock.Now())}}) // the proxy does not listen yet
-			l.dueAt(l.clock.Now().Add(proxyStartup))
+			l.waitForWorker()
 			l.want(audit.NoListener, "127.0.0.1:15001")
 			l.wantEvents(l.pod, podwork.ReasonNoListener)
 		})
@@ -87,10 +74,10 @@ func TestAudit_ContainersWithTheProxysUser(t *testing.T) {
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{}, func(o *Options) {
 		o.Processes = func(context.Context) (map[string][]sandbox.Process, error) {
 			var all []sandbox.Process
-			for _, id := range ids {
+			for _, id := range append(slices.Collect(maps.Values(ids)), "pause") {
 				all = append(all, sandbox.Process{PID: 7, Container: id, UID: redirect.DefaultID})
 			}
-			return map[string][]sandbox.Process{"u1": all}, nil
+			return map[string][]sandbox.Process{"u1": all, "u2": {{PID: 8, Container: "2", UID: redirect.DefaultID}}}, nil
 		}
 	})
 	o := l.pod.object()
@@ -115,51 +102,13 @@ func TestAudit_ContainersWithTheProxysUser(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
 	}
+	l.waitForEvent(l.pod, "Warning", podwork.ReasonUIDCollision)
 }
 
 // podUID is a UID in the format of processes' cgroups, longID a container's ID.
 const podUID = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
 
 var longID = strings.Repeat("0123456789abcdef", 4)
-
-// contained are processes of the pod "web", which are started with contain.
-type contained struct{ *sandboxtest.Node }
-
-// contain starts a process with a UID and a GID of this machine.
-func (n contained) contain(uid, gid uint32) {
-	n.Helper()
-	process := exec.CommandContext(n.Context(), "sleep", "1000")
-	process.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
-	n.Do(process.Start())
-	n.Cleanup(func() { _ = process.Wait() })
-	n.Contain(process.Process.Pid, podUID, longID)
-}
-
-func (n contained) list(ctx context.Context) (map[string][]sandbox.Process, error) {
-	all := map[string][]sandbox.Process{}
-	err := n.Processes(ctx, func(p sandbox.Process) { all["u1"] = append(all["u1"], p) })
-	return all, err
-}
-
-// listen opens ports in a namespace, by default the proxy's, with a UID of this machine.
-func (l *auditFixture) listen(uid uintptr, ports ...string) {
-	l.Helper()
-	l.Do(l.space(l.path).NetNS.Do(func() error {
-		_, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, uid, 0, 0) // of this thread
-		defer func() { _, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, 0, 0, 0) }()
-		if len(ports) == 0 {
-			ports = []string{"15001", "15006"}
-		}
-		for _, port := range ports {
-			socket, err := (&net.ListenConfig{}).Listen(l.Context(), "tcp4", "0.0.0.0:"+port)
-			if err != nil {
-				return err
-			}
-			l.Cleanup(func() { _ = socket.Close() })
-		}
-		return nil
-	}))
-}
 
 // TestAudit_WhoListens on the proxy's ports, by the users and groups of real sockets and processes.
 func TestAudit_WhoListens(t *testing.T) {
@@ -179,17 +128,22 @@ func TestAudit_WhoListens(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := contained{sandboxtest.New(t)}
+			n := sandboxtest.New(t)
 			for _, ids := range test.processes {
-				n.contain(ids[0], ids[1])
+				n.StartAs(syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ids[0], Gid: ids[1]}}, podUID, longID)
 			}
-			l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{}, func(o *Options) { o.Processes = n.list })
+			l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{}, func(o *Options) {
+				o.Processes = func(ctx context.Context) (map[string][]sandbox.Process, error) {
+					all, err := n.Processes(ctx)
+					return map[string][]sandbox.Process{"u1": all[podUID]}, err
+				}
+			})
 			l.clock.Step(time.Minute)
-			l.listen(test.listener)
+			l.listen(l.path, test.listener)
 			l.publish(running())
 			agenttest.Eventually(t, "the proxy is not known", func() bool {
 				var containers int
-				l.controller.pod(web, func(p kube.Pod) { containers = len(p.Containers) })
+				l.controller.pods.Get(web, func(p kube.Pod, _ *memory) { containers = len(p.Containers) })
 				return containers > 0
 			})
 			l.want(test.want, test.text)

@@ -103,7 +103,7 @@ func TestRepair_Sandboxed(t *testing.T) {
 			}
 			agenttest.Eventually(t, "the metric", func() bool { return l.pods(metrics.PodBroken) == 1-deleted })
 			l.untouched(path)
-			l.noEvents(fine)
+			l.wantEvents(fine)
 			check.Equal(t, l.searches.Load(), 0, "searches")
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,7 +21,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -82,11 +80,9 @@ func TestOneFaultIsOneEvent(t *testing.T) {
 			l := newFixture(t, test.switches, func(o *Options) { o.Audit = test.mode })
 			path := l.place(unproven)
 			c := l.start()
-			agenttest.Eventually(t, "the pod is not known", func() bool { _, err := c.Check(t.Context(), web); return err == nil })
-			for range 3 {
+			for range 4 {
+				c.statusOf(t, web)
 				l.clock.Step(3 * time.Second)
-				_, err := c.Check(t.Context(), web)
-				l.Do(err)
 			}
 			if repaired := test.switches.InPlace || test.mode.Repair; captured(t, path) != repaired {
 				t.Errorf("captured: %v", !repaired)
@@ -130,28 +126,6 @@ func TestSelectors_OtherPods(t *testing.T) {
 	}
 }
 
-// TestTheGaugeSaysWhatIs: the redirection that the validation found is lost; a change of the pod does not reset the gauge.
-func TestTheGaugeSaysWhatIs(t *testing.T) {
-	t.Parallel()
-	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
-	l.want(audit.Captured, "")
-	l.waitForStates(1, 0, 0, 0)
-	netnstest.Run(t, l.path, "nft", "flush", "ruleset")
-	l.want(audit.Bypassed, "")
-	l.pod.labels = object{"app": "web"}
-	l.publish(nil)
-	l.waitForWorker()
-	l.waitForStates(0, 1, 0, 0)
-	l.pod.phase = "Succeeded"
-	l.publish(nil)
-	agenttest.Eventually(t, "an ended pod has a state", func() bool { return len(l.controller.Pods()) == 0 })
-	l.waitForWorker()
-	if s, err := l.controller.Check(t.Context(), web); err != nil || s.State != "" {
-		t.Errorf("got %+v, %v", s, err)
-	}
-	l.wantEvents(l.pod, podwork.ReasonBroken)
-}
-
 // TestAPodEndsWhileItIsInspected: whatever the search finds then, there is no state and no event.
 func TestAPodEndsWhileItIsInspected(t *testing.T) {
 	t.Parallel()
@@ -174,7 +148,7 @@ func TestAPodEndsWhileItIsInspected(t *testing.T) {
 					end(l)
 					agenttest.Eventually(t, "the pod is still known", func() bool {
 						ended := true
-						l.controller.pod(web, func(p kube.Pod) { ended = !podwork.Inspectable(p) })
+						l.controller.pods.Get(web, func(p kube.Pod, _ *memory) { ended = !podwork.Inspectable(p) })
 						return ended
 					})
 					return nil, &sandbox.Error{Err: sandbox.ErrNotFound}
@@ -291,9 +265,8 @@ func TestRequestsShareInspections(t *testing.T) {
 	var work sync.WaitGroup
 	for range 20 {
 		work.Go(func() {
-			w := httptest.NewRecorder()
-			c.Handler(auditor.Socket).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/v1/audit?"+agentapi.CheckParam+"=true", nil))
-			check.Equal(t, strings.Count(w.Body.String(), `"state": "not-inspected"`), 2*pods, "pods in the answer")
+			_, text := c.ask(t.Context(), auditor.Socket, checkAll)
+			check.Equal(t, strings.Count(text, `"state": "not-inspected"`), 2*pods, "pods in the answer")
 		})
 	}
 	l.clock.Step(time.Second) // later than every inspection so far

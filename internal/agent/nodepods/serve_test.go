@@ -3,14 +3,12 @@ package nodepods
 import (
 	"encoding/json"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -21,27 +19,13 @@ import (
 )
 
 // ask requests a pod in detail.
-func (l *auditFixture) ask(name, query string) (int, string, document.Explanation) {
+func (l *auditFixture) ask(name, query string) (status int, text string, e document.Explanation) {
 	l.Helper()
-	mux := http.NewServeMux()
-	mux.Handle(agentapi.AuditPodPattern, l.controller.PodHandler(auditor.Socket))
-	w := httptest.NewRecorder()
-	mux.ServeHTTP(w, httptest.NewRequestWithContext(l.Context(), http.MethodGet, "/v1/audit/shop/"+name+"?"+query, nil))
-	var e document.Explanation
-	if w.Code == http.StatusOK {
-		l.Do(json.Unmarshal(w.Body.Bytes(), &e))
+	status, text = l.controller.ask(l.Context(), auditor.Socket, "/v1/audit/shop/"+name+"?"+query)
+	if status == http.StatusOK {
+		l.Do(json.Unmarshal([]byte(text), &e))
 	}
-	return w.Code, w.Body.String(), e
-}
-
-// add makes another pod known.
-func (l *auditFixture) add(p podSpec) {
-	l.Helper()
-	l.set(p)
-	agenttest.Eventually(l.T, "the controller does not know the pod", func() bool {
-		_, err := l.controller.Check(l.Context(), types.NamespacedName{Namespace: "shop", Name: p.name})
-		return err == nil
-	})
+	return status, text, e
 }
 
 // TestExplain: a pod is explained from injection to kernel, with the plugin's reported decision.
@@ -93,7 +77,8 @@ func TestExplainWithoutANamespace(t *testing.T) {
 		if tt.pod.host || name == "over" || name == "leaving" {
 			tt.pod = tt.pod.at("10.88.0.9/24")
 		}
-		l.add(tt.pod)
+		l.set(tt.pod)
+		l.controller.statusOf(t, types.NamespacedName{Namespace: "shop", Name: name})
 		_, text, e := l.ask(name, "")
 		if e.State != tt.want || !strings.Contains(e.InspectionError, tt.text) || e.Sentence == "" || e.Added != nil {
 			t.Errorf("%s: %s", name, text)

@@ -32,48 +32,61 @@ func compiled(t *testing.T, selectors string) *selector.Ambient {
 	return s
 }
 
-// follower is a store in ambient mode, and what its listener was told.
+// follower is a store in ambient mode with a listener.
 type follower struct {
 	*Store
+	*listener
 
-	t         *testing.T
 	selectors atomic.Pointer[selector.Ambient]
+}
+
+// follow starts a store and follows it.
+func follow(t *testing.T, server *kubetest.Server) *follower {
+	t.Helper()
+	f := &follower{Store: newStore(t, server)}
+	f.selectors.Store(compiled(t, byMode))
+	f.options.Ambient = f.selectors.Load
+	agenttest.Go(t, f.Run)
+	f.listener = listen(t, f.Store)
+	return f
+}
+
+// listener is what a listener of a store was told. Tests read calls such as "web true": an update with its selection.
+type listener struct {
+	t    *testing.T
+	stop func()
 
 	mu   sync.Mutex
 	told []string
 }
 
-// follow starts a store and follows it. Tests read calls such as "web true": an update with its selection.
-func follow(t *testing.T, server *kubetest.Server) *follower {
+func listen(t *testing.T, s *Store) *listener {
 	t.Helper()
-	f := &follower{t: t, Store: newStore(t, server)}
-	f.selectors.Store(compiled(t, byMode))
-	f.options.Ambient = f.selectors.Load
-	agenttest.Go(t, f.Run)
+	l := &listener{t: t}
 	tell := func(format string, a ...any) {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.told = append(f.told, fmt.Sprintf(format, a...))
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.told = append(l.told, fmt.Sprintf(format, a...))
 	}
-	agenttest.Go(t, func(ctx context.Context) {
-		f.Follow(ctx, kube.Listener[kube.Pod]{
+	l.stop = agenttest.Go(t, func(ctx context.Context) {
+		s.Follow(ctx, kube.Listener[kube.Pod]{
 			OnUpdate: func(p kube.Pod) { tell("%s %t", p.Facts.Name, p.Facts.Selected) },
 			OnDelete: func(p kube.Pod) { tell("%s gone, was %t", p.Facts.Name, p.Facts.Selected) },
 			OnSync:   func() { tell("sync") }, OnError: func(err error) { tell("failing %t", err != nil) },
 		})
 	})
-	return f
+	return l
 }
 
 // wants waits for these calls after those of the last time, in any order, and for no other.
-func (f *follower) wants(calls ...string) {
-	f.t.Helper()
-	got := func() []string { f.mu.Lock(); defer f.mu.Unlock(); return slices.Sorted(slices.Values(f.told)) }
+func (l *listener) wants(calls ...string) {
+	l.t.Helper()
+	got := func() []string { l.mu.Lock(); defer l.mu.Unlock(); return slices.Sorted(slices.Values(l.told)) }
 	slices.Sort(calls)
-	agenttest.Until(f.t, func() string { return fmt.Sprintf("told %q, want %q", got(), calls) }, func() bool { return slices.Equal(got(), calls) })
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.told = nil
+	agenttest.Until(l.t, func() string { return fmt.Sprintf("told %q, want %q", got(), calls) }, func() bool { return slices.Equal(got(), calls) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.told = nil
 }
 
 func (f *follower) pod(name, uid string) kube.PodRef {
@@ -106,11 +119,9 @@ func TestFollow_Selected(t *testing.T) {
 		facts.Annotations[ambient.DNSCaptureKey] != "true" {
 		t.Errorf("%+v, %v", facts, err)
 	}
-	f.mu.Lock()
 	f.Store.mu.Lock()
 	check.Diff(t, "kept labels", map[string]map[string]string{"shop": {"mode": "ambient"}}, f.round.namespaces)
 	f.Store.mu.Unlock()
-	f.mu.Unlock()
 	server.Delete(shop)
 	server.Set(pod("web", "1", "n", `,"annotations":{"mark":"later"}`))
 	f.wants("web true")

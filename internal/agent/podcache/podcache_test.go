@@ -9,7 +9,6 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -108,8 +107,8 @@ func TestOneFetchForAllPlugins(t *testing.T) {
 	server.Heal()
 }
 
-// TestFollowNotifiesOfAllPodsAndChanges, and of a failing watch, which is reported once: a later listener gets it too.
-func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
+// TestFollow_Later: a failing watch is reported once, and a later listener gets the error, too. After its end a listener gets nothing.
+func TestFollow_Later(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(pod("a", "1", "n", ""))
 	server.Fail(kubetest.Forbidden, kubetest.Forever)
@@ -118,45 +117,22 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	s.options.Count = counted.PodSeen
 	agenttest.Go(t, s.Run)
 	agenttest.Eventually(t, "the watch works", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.round.err() != nil })
-	calls := make(chan string, 100)
-	stop := agenttest.Go(t, func(ctx context.Context) {
-		s.Follow(ctx, kube.Listener[kube.Pod]{
-			OnUpdate: func(p kube.Pod) { calls <- "update " + p.Facts.Name },
-			OnDelete: func(p kube.Pod) { calls <- "delete " + p.Facts.Name },
-			OnSync:   func() { calls <- "sync" },
-			OnError:  func(err error) { calls <- fmt.Sprint("error ", err != nil) },
-		})
-	})
-	next := func(want ...string) {
-		t.Helper()
-		for len(want) > 0 {
-			got := <-calls
-			if i := slices.Index(want, got); i >= 0 {
-				want = slices.Delete(want, i, i+1)
-			} else if got != "sync" { // it may be repeated
-				t.Fatalf("got %s, want %q", got, want)
-			}
-		}
-	}
-	next("error true")
+	first := listen(t, s)
+	first.wants("failing true")
 	server.Heal()
-	next("error false", "update a", "sync")
+	first.wants("failing false", "a false", "sync")
 	server.Set(pod("b", "2", "n", ""))
-	next("update b")
+	first.wants("b false")
 	server.Delete("/api/v1/namespaces/shop/pods/a")
-	next("delete a")
-	later := make(chan string, 1)
-	stopLater := agenttest.Go(t, func(ctx context.Context) {
-		s.Follow(ctx, kube.Listener[kube.Pod]{OnUpdate: func(p kube.Pod) { later <- p.Facts.Name }, OnSync: func() {}})
-	})
-	check.Equal(t, <-later, "b", "a later listener gets")
-	stop()
-	stopLater()
+	first.wants("a gone, was false")
+	later := listen(t, s)
+	later.wants("b false", "sync")
+	first.stop()
+	later.stop()
 	server.Set(pod("c", "3", "n", ""))
 	agenttest.Eventually(t, "no pod", func() bool { return s.Known() == 2 })
-	for range len(calls) {
-		check.Equal(t, <-calls, "sync", "after the end")
-	}
+	first.wants()
+	later.wants()
 	server.Set(pod("c", "3", "n", `,"labels":{"a":"b"}`))
 	for _, want := range []string{`{type="add"} 3`, `{type="update"} 1`, `{type="delete"} 1`} {
 		agenttest.Eventually(t, "the counts are wrong: "+want, func() bool {
@@ -214,10 +190,18 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 	}
 }
 
-// TestEveryReportIsShown: what a report quotes is no reason to drop it. Its texts are cut and printable.
+// TestEveryReportIsShown: what a report quotes is no reason to drop it. Its texts are cut and printable, and a kept report does not hold
+// the request in memory.
 func TestEveryReportIsShown(t *testing.T) {
 	service, post := newService(t)
+	const reports, bound = 100, 2 << 20
 	m := service.Metrics
+	used := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
 	long := strings.Repeat("<\x1b[2J\u009b\n", 1000)
 	whole := func(change func(*agentapi.Report)) string {
 		r := agentapi.Report{Time: time.Unix(1, 0), Namespace: "shop", Pod: "web", UID: "u", Container: "c", Reason: "captured", Source: agentapi.SourceAgent}
@@ -238,13 +222,14 @@ func TestEveryReportIsShown(t *testing.T) {
 		}),
 	} {
 		before := strings.Count(string(m.Text()), "\n")
-		code := post(text)
-		latest := service.Ring.All()
-		if code != http.StatusOK || len(latest) == 0 {
-			t.Errorf("%s: answer %d, %d decisions", name, code, len(latest))
-			continue
+		heap := used()
+		for range reports {
+			check.Equal(t, post(text), http.StatusOK, name)
 		}
-		r := latest[0]
+		if after := used(); after > heap+bound {
+			t.Errorf("%s: %d bytes more for %d reports", name, after-heap, reports)
+		}
+		r := service.Ring.All()[0]
 		printed, _ := json.Marshal(r)
 		if r.Namespace != "shop" || r.Pod != "web" || r.UID != "u" || r.Reason != "captured" || len(printed) > 48<<10 {
 			t.Errorf("%s: %d bytes: %+v", name, len(printed), r)
@@ -254,36 +239,8 @@ func TestEveryReportIsShown(t *testing.T) {
 		}
 		check.Equal(t, strings.Count(string(m.Text()), "\n"), before, name, "lines of metrics")
 	}
-	if text := string(m.Text()); !strings.Contains(text, `istio_cni_add_total{reason="captured",source="agent"} 4`+"\n") {
+	if text := string(m.Text()); !strings.Contains(text, `istio_cni_add_total{reason="captured",source="agent"} 400`+"\n") {
 		t.Errorf("some are not counted:\n%s", text)
-	}
-}
-
-// TestReportsCostABoundedMemory: a kept report does not hold the request in memory.
-func TestReportsCostABoundedMemory(t *testing.T) {
-	const reports, bound = 100, 2 << 20
-	service, post := newService(t)
-	r := agentapi.Report{Error: strings.Repeat("x", 40_000), Seconds: map[agentapi.Phase]float64{agentapi.PhaseTotal: 1}}
-	for i := range 1000 {
-		r.Seconds[agentapi.Phase(fmt.Sprint("phase", i))] = 1
-	}
-	text, err := json.Marshal(r)
-	check.OK(t, err)
-	used := func() uint64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
-	before := used()
-	for range reports {
-		check.Equal(t, post(string(text)), http.StatusOK)
-	}
-	if after := used(); after > before+bound {
-		t.Errorf("%d bytes more for %d reports", after-before, reports)
-	}
-	if got := service.Ring.All(); len(got) != reports || got[0].Seconds[agentapi.PhaseTotal] != 1 {
-		t.Errorf("%d reports, %+v", len(got), got[0])
 	}
 }
 

@@ -183,7 +183,10 @@ func (k *Keeper) Run(ctx context.Context) {
 	defer tick.Stop()
 	for pause := firstPause; ctx.Err() == nil; {
 		if err := w.apply(ctx); err != nil {
-			k.sleep(ctx, pause)
+			select {
+			case <-ctx.Done():
+			case <-k.Clock.After(pause):
+			}
 			pause = min(2*pause, lastPause)
 			continue
 		}
@@ -194,15 +197,6 @@ func (k *Keeper) Run(ctx context.Context) {
 		case <-w.changed():
 		case <-tick.C():
 		}
-	}
-}
-
-func (k *Keeper) sleep(ctx context.Context, pause time.Duration) {
-	timer := k.Clock.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C():
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"k8s.io/utils/clock"
 
@@ -14,8 +15,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/zdsock"
 )
 
-// maxText bounds ztunnel's text about a pod.
-const maxText = 500
+const (
+	// timeout bounds ztunnel's first message and each of its answers.
+	timeout = 5 * time.Second
+	// maxText bounds ztunnel's text about a pod.
+	maxText = 500
+)
 
 // conn is a connected ztunnel. The server's lock protects it.
 type conn struct {
@@ -165,12 +170,12 @@ func (s *Server) greeted(c *conn) {
 // It needs the lock.
 func (s *Server) await(c *conn) {
 	number := c.waits
-	c.timer = s.o.Clock.AfterFunc(s.o.Timeout, func() {
+	c.timer = s.o.Clock.AfterFunc(timeout, func() {
 		go func() { // a fake clock calls with its lock held
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if c.waits == number {
-				s.drop(c, fmt.Errorf("it says nothing for %v", s.o.Timeout))
+				s.drop(c, fmt.Errorf("it says nothing for %v", timeout))
 			}
 		}()
 	})

@@ -53,8 +53,6 @@ type Options struct {
 	// Changed is called when State or Removed of a pod may have changed otherwise than by the caller's own call. One goroutine calls both,
 	// with no lock held, and once for several changes. The UID may be one that is not wanted any more.
 	Changed func(uid string)
-	// Timeout bounds ztunnel's first message and each of its answers, 5 s by default.
-	Timeout time.Duration
 	// AcceptInterval is the least time between two accepted connections, 200 ms by default.
 	AcceptInterval time.Duration
 	// Clock defaults to the system's clock.
@@ -95,7 +93,7 @@ func (m *member) inode() netns.Inode {
 // Open binds the socket. A ztunnel can connect from then on; Serve, which must follow, talks to it. The error is socketfile.ErrServed
 // for a socket that another process serves.
 func Open(ctx context.Context, o Options) (*Server, error) {
-	o.Timeout, o.AcceptInterval = cmp.Or(o.Timeout, 5*time.Second), cmp.Or(o.AcceptInterval, 200*time.Millisecond)
+	o.AcceptInterval = cmp.Or(o.AcceptInterval, 200*time.Millisecond)
 	o.Clock = cmp.Or[clock.WithDelayedExecution](o.Clock, clock.RealClock{})
 	listener, err := zdsock.Listen(ctx, o.Path)
 	if err != nil {

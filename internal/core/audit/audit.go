@@ -142,6 +142,15 @@ type Process struct {
 	GID       uint32 `json:"gid"`
 }
 
+// String describes the process and its IDs.
+func (p Process) String() string {
+	what := fmt.Sprintf("process %d", p.PID)
+	if p.Thread != 0 {
+		what = fmt.Sprintf("thread %d of %s", p.Thread, what)
+	}
+	return fmt.Sprintf("%s of container %q runs with uid %d and gid %d", what, p.Container, p.UID, p.GID)
+}
+
 // Listener is a listening socket.
 type Listener struct {
 	UID uint32
@@ -186,6 +195,14 @@ type Problem struct {
 // maxProblems bounds the listed problems of one kind.
 const maxProblems = 5
 
+// limited returns maxProblems texts at most, and the number of the others.
+func limited(texts []string, others string) []string {
+	if more := len(texts) - maxProblems; more > 0 {
+		return append(slices.Clone(texts[:maxProblems]), fmt.Sprintf("and %d more %s", more, others))
+	}
+	return texts
+}
+
 // maxDetail bounds the text of a problem in bytes.
 const maxDetail = 1 << 10
 
@@ -197,7 +214,9 @@ func Assess(want redirect.Wanted, o Observation) []Problem {
 	}
 	all = append(all, o.Rules...)
 	if o.Mesh {
-		routing(o.Routing, add)
+		for _, text := range limited(o.Routing, "differences of addresses and routes") {
+			add(Drifted, text)
+		}
 	}
 	if o.Listeners != nil && o.Mesh {
 		listeners(want, o, add)
@@ -205,16 +224,12 @@ func Assess(want redirect.Wanted, o Observation) []Problem {
 	if o.Pending != "" {
 		add(Pending, o.Pending)
 	}
-	for i, p := range o.Collisions {
-		if i == maxProblems {
-			add(UIDCollision, fmt.Sprintf("and %d more processes", len(o.Collisions)-i))
-			break
-		}
-		what := fmt.Sprintf("process %d", p.PID)
-		if p.Thread != 0 {
-			what = fmt.Sprintf("thread %d of %s", p.Thread, what)
-		}
-		add(UIDCollision, fmt.Sprintf("%s of container %q runs with uid %d and gid %d", what, p.Container, p.UID, p.GID))
+	var collisions []string
+	for _, p := range o.Collisions {
+		collisions = append(collisions, p.String())
+	}
+	for _, text := range limited(collisions, "processes") {
+		add(UIDCollision, text)
 	}
 	_, ofSidecar := want.(redirect.Spec)
 	switch open := o.Families.HasIPv6 && o.Families.IPv6 == redirect.Bypassed; {
@@ -242,17 +257,6 @@ func StateOf(problems []Problem) State {
 
 func severity(s State) int {
 	return slices.IndexFunc(rows, func(r row) bool { return r.state == s })
-}
-
-// routing reports the differences of addresses and routes.
-func routing(differences []string, add func(State, string)) {
-	for i, text := range differences {
-		if i == maxProblems {
-			add(Drifted, fmt.Sprintf("and %d more differences of addresses and routes", len(differences)-i))
-			return
-		}
-		add(Drifted, text)
-	}
 }
 
 // Rules returns the problems of the rules, the most serious first. mesh is set if there are rules of the mesh, diffs are their

@@ -12,19 +12,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 var v4 = redirect.Families{HasIPv4: true, Host: netip.MustParseAddr("10.0.0.5")}
-
-// name names the fields; package sidecar uses annotations.
-func name(f redirect.Field) string {
-	return map[redirect.Field]string{
-		redirect.FieldInbound: "inbound", redirect.FieldOutbound: "outbound", redirect.FieldOutboundExclude: "outbound-exclude",
-		redirect.FieldOutboundPortsExclude: "outbound-ports-exclude", redirect.FieldExcludeInterfaces: "interfaces",
-		redirect.FieldOwnerGroups: "groups", redirect.FieldOwnerGroupsExclude: "groups-exclude",
-	}[f]
-}
 
 // problems returns the problems of the changed wanted rules, in a namespace with the interface eth0 and other sets.
 func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.Set) []audit.Problem {
@@ -62,6 +54,15 @@ func chain(s *ruleset.Set, name string) *[]ruleset.Rule {
 	panic(name)
 }
 
+// own changes the rules of chain ISTIO_OUTPUT.
+func own(change func([]ruleset.Rule) []ruleset.Rule) func(*ruleset.Set) {
+	return func(s *ruleset.Set) {
+		rules := chain(s, "ISTIO_OUTPUT")
+		*rules = change(*rules)
+	}
+}
+
+// TestRules: a rule that takes packets is foreign, a rule without an effect is no problem, and a missing wanted rule is drift.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -69,17 +70,22 @@ func TestRules(t *testing.T) {
 		want   audit.State
 		text   string
 	}{
-		"as wanted":      {func(*ruleset.Set) {}, audit.Captured, ""},
-		"no rules":       {func(s *ruleset.Set) { s.Tables = nil }, audit.Bypassed, "no rule of the mesh"},
-		"a rule is gone": {func(s *ruleset.Set) { r := chain(s, "ISTIO_OUTPUT"); *r = (*r)[1:] }, audit.Drifted, "missing \"-A ISTIO_OUTPUT -p tcp -m tcp --dport 15020"},
-		"the order": {
-			func(s *ruleset.Set) { r := *chain(s, "ISTIO_OUTPUT"); r[0], r[1] = r[1], r[0] }, audit.Drifted, "missing",
-		},
+		"as wanted":        {func(*ruleset.Set) {}, audit.Captured, ""},
+		"no rules":         {func(s *ruleset.Set) { s.Tables = nil }, audit.Bypassed, "no rule of the mesh"},
+		"a rule is gone":   {own(func(r []ruleset.Rule) []ruleset.Rule { return r[1:] }), audit.Drifted, "missing \"-A ISTIO_OUTPUT -p tcp -m tcp --dport 15020"},
+		"the order":        {own(func(r []ruleset.Rule) []ruleset.Rule { r[0], r[1] = r[1], r[0]; return r }), audit.Drifted, "missing"},
 		"RETURN ahead":     {ahead("-p tcp -j RETURN"), audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN"},
 		"a chain ahead":    {ahead("-g OTHER"), audit.ForeignRule, "-g OTHER"},
-		"LOG ahead":        {ahead("-p tcp -j LOG"), audit.Captured, ""},
-		"a count ahead":    {ahead("-p tcp"), audit.Captured, ""},
 		"the jump is gone": {func(s *ruleset.Set) { *chain(s, "OUTPUT") = nil }, audit.Drifted, "nat/OUTPUT: missing"},
+		"added ahead": {
+			own(func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 1, ruleset.Read("-p tcp -j RETURN")) }), audit.ForeignRule, "RETURN",
+		},
+		"added behind":       {own(func(r []ruleset.Rule) []ruleset.Rule { return append(r, ruleset.Read("-p tcp -j RETURN")) }), audit.Captured, ""},
+		"a wanted one twice": {own(func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, r[0]) }), audit.Captured, ""},
+		"all of them twice":  {own(func(r []ruleset.Rule) []ruleset.Rule { return append(slices.Clone(r), r...) }), audit.Captured, ""},
+		"replaced":           {own(func(r []ruleset.Rule) []ruleset.Rule { r[1] = ruleset.Read("-p tcp -j RETURN"); return r }), audit.Drifted, ""},
+		"a count":            {own(func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, ruleset.Read("-p tcp")) }), audit.Captured, ""},
+		"a log":              {own(func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 3, ruleset.Read("-j LOG")) }), audit.Captured, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -109,7 +115,7 @@ func TestAssess_MostSeriousState(t *testing.T) {
 			}
 			return nil
 		},
-		Collisions: make([]audit.Process, 20),
+		Collisions: append([]audit.Process{{PID: 7, Thread: 9, Container: "app", UID: 1337, GID: 5}}, make([]audit.Process, 19)...),
 	}
 	got := audit.Assess(redirect.Default(), o)
 	var states []audit.State
@@ -123,6 +129,7 @@ func TestAssess_MostSeriousState(t *testing.T) {
 	if !slices.Equal(states, want) || audit.StateOf(got) != audit.ForeignRule {
 		t.Errorf("got %v", got)
 	}
+	check.Equal(t, got[5].Detail, `thread 9 of process 7 of container "app" runs with uid 1337 and gid 5`)
 	check.Equal(t, got[10].Detail, "and 15 more processes")
 }
 
@@ -138,17 +145,9 @@ func TestAssess_Ambient(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	for in, want := range map[bool]int{false: 0, true: 1} {
-		if all := audit.ExceptionsOf(ambient.Spec{Ingress: in}); len(all) != want || in && all[0].Setting != ambient.BypassInboundKey {
+		if all := audit.Exceptions(ambient.Spec{Ingress: in}); len(all) != want || in && all[0].Setting != ambient.BypassInboundKey {
 			t.Errorf("ingress %t: %v", in, all)
 		}
-	}
-}
-
-func TestAssess_ThreadOfAProcess(t *testing.T) {
-	t.Parallel()
-	got := audit.Assess(redirect.Default(), audit.Observation{Collisions: []audit.Process{{PID: 7, Thread: 9, Container: "app", UID: 1337, GID: 5}}})
-	if len(got) != 1 || got[0].Detail != `thread 9 of process 7 of container "app" runs with uid 1337 and gid 5` {
-		t.Errorf("got %v", got)
 	}
 }
 
@@ -231,14 +230,14 @@ func TestTexts_Bounds(t *testing.T) {
 	for i := range 5000 {
 		spec.OutboundPortsExclude = append(spec.OutboundPortsExclude, ruleset.OnePort(uint16(20000+i)))
 	}
-	if all := audit.Exceptions(spec, name); len(all) != 1 || len(all[0].Value) > 400 {
+	if all := audit.Exceptions(spec); len(all) != 1 || len(all[0].Value) > 400 {
 		t.Errorf("got %v", all)
 	}
 }
 
 func TestAssess_Exceptions(t *testing.T) {
 	t.Parallel()
-	if all := audit.Exceptions(redirect.Default(), name); len(all) != 0 {
+	if all := audit.Exceptions(redirect.Default()); len(all) != 0 {
 		t.Errorf("of a pod without settings: %v", all)
 	}
 	spec := redirect.Default()
@@ -251,17 +250,17 @@ func TestAssess_Exceptions(t *testing.T) {
 	spec.OwnerGroups = redirect.Groups{}
 	spec.OwnerGroupsExclude = []uint32{7}
 	var got []string
-	for _, e := range audit.Exceptions(spec, name) {
+	for _, e := range audit.Exceptions(spec) {
 		got = append(got, e.Setting+"="+e.Value+": "+e.Traffic)
 	}
 	want := []string{
-		"inbound=8080,9090: inbound connections to any other port",
-		"outbound=10.0.0.0/8: outbound connections to any other address, except to the ports 443",
-		"outbound-exclude=10.96.0.1/32: outbound connections to these addresses",
-		"outbound-ports-exclude=5432: outbound traffic to these ports",
-		"interfaces=eth1: traffic of these interfaces",
-		"groups=none: outbound traffic of processes of any other group",
-		"groups-exclude=7: outbound traffic of processes of these groups",
+		sidecar.InboundPortsKey + "=8080,9090: inbound connections to any other port",
+		"traffic.sidecar.istio.io/includeOutboundIPRanges=10.0.0.0/8: outbound connections to any other address, except to the ports 443",
+		"traffic.sidecar.istio.io/excludeOutboundIPRanges=10.96.0.1/32: outbound connections to these addresses",
+		"traffic.sidecar.istio.io/excludeOutboundPorts=5432: outbound traffic to these ports",
+		"traffic.sidecar.istio.io/excludeInterfaces=eth1: traffic of these interfaces",
+		"=none: outbound traffic of processes of any other group",
+		"=7: outbound traffic of processes of these groups",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
@@ -282,8 +281,8 @@ func TestExceptions_EveryField(t *testing.T) {
 		if names, are := reflect.TypeAssert[[]string](list); are {
 			names[0] = "eth1"
 		}
-		if (len(audit.Exceptions(spec, name)) == 0) != slices.Contains(others, field.Name) {
-			t.Errorf("field %s: %v", field.Name, audit.Exceptions(spec, name))
+		if (len(audit.Exceptions(spec)) == 0) != slices.Contains(others, field.Name) {
+			t.Errorf("field %s: %v", field.Name, audit.Exceptions(spec))
 		}
 	}
 }
@@ -373,31 +372,6 @@ func insert(s *ruleset.Set, name, rule string) {
 	for j := range t.Chains {
 		if c := &t.Chains[j]; c.Name == "OUTPUT" {
 			c.Rules = slices.Insert(c.Rules, 0, ruleset.Read(rule))
-		}
-	}
-}
-
-// TestRules_OwnChains: a rule that takes packets is foreign, a rule without an effect is no problem, and a missing wanted rule is drift.
-func TestRules_OwnChains(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		change func([]ruleset.Rule) []ruleset.Rule
-		want   audit.State
-	}{
-		"added ahead":        {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 1, ruleset.Read("-p tcp -j RETURN")) }, audit.ForeignRule},
-		"added behind":       {func(r []ruleset.Rule) []ruleset.Rule { return append(r, ruleset.Read("-p tcp -j RETURN")) }, audit.Captured},
-		"a wanted one twice": {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, r[0]) }, audit.Captured},
-		"all of them twice":  {func(r []ruleset.Rule) []ruleset.Rule { return append(slices.Clone(r), r...) }, audit.Captured},
-		"replaced":           {func(r []ruleset.Rule) []ruleset.Rule { r[1] = ruleset.Read("-p tcp -j RETURN"); return r }, audit.Drifted},
-		"a count":            {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, ruleset.Read("-p tcp")) }, audit.Captured},
-		"a log":              {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 3, ruleset.Read("-j LOG")) }, audit.Captured},
-	} {
-		got := problems(redirect.Default(), func(s *ruleset.Set) {
-			rules := chain(s, "ISTIO_OUTPUT")
-			*rules = test.change(*rules)
-		})
-		if audit.StateOf(got) != test.want {
-			t.Errorf("%s: got %v", name, got)
 		}
 	}
 }

@@ -26,10 +26,21 @@ type Exception struct {
 // maxValue bounds the text of a value in bytes: a list of a pod can be long.
 const maxValue = 256
 
-// Exceptions lists the settings of a Spec that let traffic bypass the proxy, except the defaults of every pod. name returns the
-// name under which the pod sets a field.
-func Exceptions(s redirect.Spec, name func(redirect.Field) string) []Exception {
-	var all []Exception
+// Exceptions lists the settings, by the names of annotations, that let traffic of a pod bypass the mesh, except the defaults of every pod.
+func Exceptions(want redirect.Wanted) []Exception {
+	switch s := want.(type) {
+	case redirect.Spec:
+		return ofSpec(s)
+	case ambient.Spec:
+		if s.Ingress {
+			return []Exception{{ambient.BypassInboundKey, "true", "inbound connections"}}
+		}
+	}
+	return nil
+}
+
+func ofSpec(s redirect.Spec) (all []Exception) {
+	name := sidecar.KeysOf(s)
 	add := func(field redirect.Field, value, traffic string) {
 		if value != "" {
 			all = append(all, Exception{name(field), printable.Text(value, maxValue), traffic})
@@ -59,19 +70,6 @@ func Exceptions(s redirect.Spec, name func(redirect.Field) string) []Exception {
 	}
 	add(redirect.FieldOwnerGroupsExclude, join(s.OwnerGroupsExclude), "outbound traffic of processes of these groups")
 	return all
-}
-
-// ExceptionsOf is Exceptions for a pod in any mode of the mesh, with the names of annotations.
-func ExceptionsOf(want redirect.Wanted) []Exception {
-	switch s := want.(type) {
-	case redirect.Spec:
-		return Exceptions(s, sidecar.KeysOf(s))
-	case ambient.Spec:
-		if s.Ingress {
-			return []Exception{{ambient.BypassInboundKey, "true", "inbound connections"}}
-		}
-	}
-	return nil
 }
 
 // maxItems bounds the printed items of a list.

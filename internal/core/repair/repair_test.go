@@ -48,12 +48,6 @@ func with(key, value string) change {
 	return func(p *repair.Pod) { p.Facts.Annotations[key] = value }
 }
 
-func container(name string, init bool) change {
-	return func(p *repair.Pod) {
-		p.Facts.Containers = append(p.Facts.Containers, sidecar.Container{Name: name, Init: init})
-	}
-}
-
 func runtime(class string) change { return func(p *repair.Pod) { p.Facts.RuntimeClass = class } }
 
 func never(p *repair.Pod) { p.NeverRestarts = true }
@@ -81,6 +75,8 @@ func TestClassify_ReferencePredicate(t *testing.T) {
 		{"it has recovered", []change{now(ended(0)), last(ended(126))}, nil, false},
 		{"it waits after a failure", []change{now(waiting), last(ended(126))}, nil, true},
 		{"it has failed twice", []change{now(ended(126)), last(ended(126))}, nil, true},
+		{"its last run has failed in another way", []change{now(ended(1)), last(ended(126))}, nil, true},
+		{"it runs once more, and has not succeeded yet", []change{now(repair.State{Running: true}), last(ended(126))}, nil, true},
 		{"another code is configured", []change{last(ended(126))}, code(55), false},
 		{"another code", []change{last(ended(121))}, nil, false},
 		{"any code is configured", []change{last(ended(121))}, code(0), true},
@@ -141,9 +137,6 @@ func TestClassify(t *testing.T) {
 		{"terminating", broken(func(p *repair.Pod) { p.Deleting = true }), repair.Finding{Reason: repair.NotLookedAt}},
 		{"excluded namespace", broken(func(p *repair.Pod) { p.Facts.Namespace = "kube-system" }), passed},
 		{"host network", broken(func(p *repair.Pod) { p.Facts.HostNetwork = true }), passed},
-		{"gateway", broken(func(p *repair.Pod) { p.Facts.Containers[2].Args = []string{"proxy", "router"} }), passed},
-		{"has istio-init", broken(container("istio-init", true)), passed},
-		{"interception mode NONE", broken(with(sidecar.ModeKey, "NONE")), passed},
 		{"injection switched off", broken(with(sidecar.InjectKey, "false")), passed},
 		{"ambient mode", broken(func(p *repair.Pod) { p.Facts.Selected, p.Facts.Annotations = true, map[string]string{} }), passed},
 		// Pods that cannot be redirected in place
@@ -256,19 +249,12 @@ func TestApplyObservation_RulesThatChanged(t *testing.T) {
 	}
 }
 
-// TestDecide_LaterStates: an earlier failure decides only until the current state contradicts it.
+// TestDecide_LaterStates: of two failures the later one counts.
 func TestDecide_LaterStates(t *testing.T) {
 	f := repair.Classify(pod(now(repair.State{Terminated: true, ExitCode: 126, Finished: time.Unix(20, 0)}), last(repair.State{
 		Terminated: true, ExitCode: 126, Finished: time.Unix(10, 0),
 	})), defaults(), sidecar.Policy{})
 	if !f.Broken || f.Failed.Finished != time.Unix(20, 0) {
 		t.Errorf("the failure that counts is of %s", f.Failed.Finished)
-	}
-	// The last run failed in another way; the reference decides by the run before.
-	if f := repair.Classify(pod(now(ended(1)), last(ended(126))), defaults(), sidecar.Policy{}); !f.Broken || f.Failed.ExitCode != 126 {
-		t.Errorf("got %+v", f)
-	}
-	if f := repair.Classify(pod(now(repair.State{Running: true}), last(ended(126))), defaults(), sidecar.Policy{}); !f.Broken {
-		t.Errorf("a validation that runs once more has not succeeded yet: %+v", f)
 	}
 }

@@ -119,7 +119,7 @@ func Alone(ctx context.Context, space redirection.Namespace) (e document.Explana
 		Mesh: report.Mesh, Rules: audit.Rules(report.Mesh, report.Diffs, report.Ways), Routing: report.Routing, Families: report.Families,
 	}))
 	e.Backend = strings.Join(slices.Compact(report.Tools), ",")
-	e.Exceptions = audit.ExceptionsOf(want)
+	e.Exceptions = audit.Exceptions(want)
 	return e, nil
 }
 

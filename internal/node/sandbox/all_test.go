@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -85,12 +86,12 @@ func TestFindAll_AsFind(t *testing.T) { //nolint:paralleltest // it counts the e
 	n := newFixture(t)
 	pods, want := n.populate(60)
 	namespaces := len(pods) - 4 + 6 + 1 // one of each pod, a second one of six pods, and the shared one
-	files, entries := openFiles(t), netns.Entries()
+	files, entries := netnstest.OpenFiles(t), netns.Entries()
 	all := n.FindAll(t.Context(), pods)
 	if got := netns.Entries() - entries; got > uint64(namespaces+1) {
 		t.Errorf("%d entries into %d namespaces and the node's own", got, namespaces)
 	}
-	check.Equal(t, openFiles(t)-files, len(want), "open files")
+	check.Equal(t, netnstest.OpenFiles(t)-files, len(want), "open files")
 	check.Equal(t, len(all), len(pods), "results")
 	var errs []error
 	for _, pod := range pods {
@@ -115,14 +116,7 @@ func TestFindAll_AsFind(t *testing.T) { //nolint:paralleltest // it counts the e
 			t.Errorf("no pod has the error %q", cause)
 		}
 	}
-	check.Equal(t, openFiles(t), files, "open files")
-}
-
-func openFiles(t *testing.T) int {
-	t.Helper()
-	files, err := os.ReadDir("/proc/self/fd")
-	check.OK(t, err)
-	return len(files)
+	check.Equal(t, netnstest.OpenFiles(t), files, "open files")
 }
 
 // TestFindAll_ReadsOnce: what FindAll reads of a node does not grow with the number of searched pods.
@@ -153,7 +147,7 @@ func TestFindAll_ReadsOnce(t *testing.T) { //nolint:paralleltest // it counts wh
 func TestFindAll_Interrupted(t *testing.T) { //nolint:paralleltest // it counts the files of the process
 	n := newFixture(t)
 	pods, _ := n.populate(10)
-	before := openFiles(t)
+	before := netnstest.OpenFiles(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	all := n.FindAll(ctx, append(pods, pods...))
@@ -169,7 +163,7 @@ func TestFindAll_Interrupted(t *testing.T) { //nolint:paralleltest // it counts 
 			t.Errorf("%s: %+v", name, result)
 		}
 	}
-	check.Equal(t, openFiles(t), before, "open files")
+	check.Equal(t, netnstest.OpenFiles(t), before, "open files")
 	check.Equal(t, len(n.FindAll(t.Context(), nil)), 0, "results")
 }
 

@@ -100,7 +100,7 @@ func (s *search) checkSandbox(entry cnicache.Entry) string {
 			return fmt.Sprintf("%s: the process is of the pod with UID %s", entry.NetNS, other)
 		}
 	}
-	sp, path, err := s.openFirst(paths)
+	sp, path, err := openFirst(paths, s.open)
 	attached, addressed := route.Absent, len(s.pod.Addresses) > 0
 	switch {
 	case err != nil || sp.host:

@@ -1,13 +1,10 @@
 package sandbox_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -48,67 +45,6 @@ func TestFind_EntersEachNamespaceOnce(t *testing.T) { //nolint:paralleltest // i
 	check.Equal(t, netns.Entries()-before, uint64(len(namespaces)), "entries")
 	n.fails(podOf("10.78.0.77"), sandbox.ErrNotFound, "entries 500", "entries 2001")
 	check.Equal(t, netns.Entries()-before, uint64(2*len(namespaces)+1), "entries of both searches and of the node's own namespace")
-}
-
-// TestFind_LeavesNothingBehind: whatever the result, a search leaves only its result open, and no thread in a namespace.
-func TestFind_LeavesNothingBehind(t *testing.T) {
-	t.Parallel()
-	all := []string{namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.2/32")}
-	n := newFixture(t)
-	n.crowd(all, 30, 30)
-	before, ctx := open(t, "/proc/self/fd/*", all), t.Context()
-	canceled, cancel := context.WithCancel(t.Context())
-	cancel()
-	var work sync.WaitGroup
-	for range 8 {
-		work.Go(func() {
-			for range 10 {
-				for address, cause := range map[string]error{
-					"10.78.1.2": nil, "10.78.1.1": sandbox.ErrAmbiguous, "10.78.1.3": sandbox.ErrNotFound,
-				} {
-					found, err := n.Find(ctx, podOf(address))
-					if !errors.Is(err, cause) {
-						t.Errorf("got %v, want %v", err, cause)
-					}
-					if err == nil {
-						found.Close()
-					}
-				}
-				if _, err := n.Find(canceled, podOf("10.78.1.1")); !errors.Is(err, context.Canceled) {
-					t.Errorf("got %v", err)
-				}
-			}
-		})
-	}
-	work.Wait()
-	check.Equal(t, open(t, "/proc/self/fd/*", all), before)
-	found, err := n.Find(t.Context(), podOf("10.78.1.2"))
-	n.Do(err)
-	defer found.Close()
-	check.Equal(t, open(t, "/proc/self/fd/*", all), before+1, "open files are of the namespaces, want one more than", before)
-	if threads := open(t, "/proc/self/task/*/ns/net", all); threads > 0 {
-		t.Errorf("%d threads are in the namespaces", threads)
-	}
-}
-
-// open counts the files of a pattern that lead to one of the namespaces.
-func open(t *testing.T, pattern string, paths []string) int {
-	t.Helper()
-	of := map[netns.Inode]bool{}
-	for _, path := range paths {
-		of[sandboxtest.Inode(t, path)] = true
-	}
-	files, err := filepath.Glob(pattern)
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
-	count := 0
-	for _, file := range files {
-		if inode, err := netns.InodeOf(file); err == nil && of[inode] {
-			count++
-		}
-	}
-	return count
 }
 
 // TestFind_ReportedSandbox: a search reads one entry of the cache, or all entries if the first leads elsewhere.

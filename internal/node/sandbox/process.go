@@ -27,11 +27,13 @@ type Process struct {
 	dir string
 }
 
-// Processes calls each for every identity of every pod's process on the node. It skips a process that ends during the call.
-func (p Places) Processes(ctx context.Context, each func(Process)) error {
+// Processes returns every identity of every pod's process on the node, by the pod's UID. It skips a process that ends during the call.
+// After an error the list may be incomplete.
+func (p Places) Processes(ctx context.Context) (byPod map[string][]Process, err error) {
+	byPod = map[string][]Process{}
 	view := hostpath.Detect(p.Roots, p.Proc)
 	if view.Proc == "" {
-		return fmt.Errorf("%w: there is no procfs of the node at %q", ErrNoHost, p.Proc)
+		return byPod, fmt.Errorf("%w: there is no procfs of the node at %q", ErrNoHost, p.Proc)
 	}
 	names, err := readNames(view.Proc)
 	for _, name := range names {
@@ -40,11 +42,11 @@ func (p Places) Processes(ctx context.Context, each func(Process)) error {
 			continue
 		}
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return byPod, ctx.Err()
 		}
-		readProcess(ctx, Process{PID: pid, dir: filepath.Join(view.Proc, name)}, each)
+		readProcess(ctx, Process{PID: pid, dir: filepath.Join(view.Proc, name)}, func(p Process) { byPod[p.Pod] = append(byPod[p.Pod], p) })
 	}
-	return err
+	return byPod, err
 }
 
 // readProcess reads the identities of a process if the process belongs to a pod.

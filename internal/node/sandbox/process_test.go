@@ -3,7 +3,6 @@ package sandbox_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -43,10 +42,12 @@ func TestProcesses_OfPods(t *testing.T) {
 			check.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 		}
 	}
+	all, err := sandbox.Places{Proc: proc}.Processes(t.Context())
+	check.OK(t, err)
 	var got []string
-	check.OK(t, (sandbox.Places{Proc: proc}).Processes(t.Context(), func(p sandbox.Process) {
+	for _, p := range all[pod] {
 		got = append(got, fmt.Sprintf("%d %d %s %s %d:%d", p.PID, p.Thread, p.Pod, p.Container, p.UID, p.GID))
-	}))
+	}
 	slices.Sort(got)
 	want := []string{
 		"10 0 " + pod + " " + id + " 1337:7", "11 0 " + pod + " " + id + " 66873:65536", "12 0 " + pod + " " + id + " 0:0", "13 0 " + pod + "  5:5",
@@ -54,9 +55,8 @@ func TestProcesses_OfPods(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
 	}
-	if err := (sandbox.Places{Proc: t.TempDir()}).Processes(t.Context(), nil); err == nil {
-		t.Error("no error without a procfs of the node")
-	}
+	check.Equal(t, len(all), 1, "pods")
+	check.Is(t, check.Err(sandbox.Places{Proc: t.TempDir()}.Processes(t.Context())), sandbox.ErrNoHost, "without a procfs of the node")
 }
 
 // pods has UIDs, container is the ID of a container.
@@ -68,11 +68,13 @@ var (
 // identities returns the users and groups of a pod's processes on the node.
 func identities(n *sandboxtest.Node, uid string) (all []string) {
 	n.Helper()
-	n.Do(n.Processes(n.Context(), func(p sandbox.Process) {
-		if p.Pod == uid && p.Container == container {
+	byPod, err := n.Processes(n.Context())
+	n.Do(err)
+	for _, p := range byPod[uid] {
+		if p.Container == container {
 			all = append(all, fmt.Sprintf("%d:%d", p.UID, p.GID))
 		}
-	}))
+	}
 	slices.Sort(all)
 	return all
 }
@@ -101,14 +103,10 @@ func TestProcesses_OneThread(t *testing.T) {
 func unshared(n *sandboxtest.Node, uid string, inside, outside int) {
 	n.Helper()
 	ids := []syscall.SysProcIDMap{{ContainerID: inside, HostID: outside, Size: 1}}
-	process := exec.CommandContext(n.Context(), "sleep", "1000")
-	process.SysProcAttr = &syscall.SysProcAttr{
+	n.StartAs(syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
 		Credential: &syscall.Credential{Uid: uint32(inside), Gid: uint32(inside)},
-	}
-	n.Do(process.Start())
-	n.Cleanup(func() { _ = process.Wait() })
-	n.Contain(process.Process.Pid, uid, container)
+	}, uid, container)
 }
 
 // TestProcesses_UserNamespace: the kernel's owner match ignores the IDs of a user namespace that a process has created.
@@ -131,8 +129,9 @@ func TestProcesses_IDs(t *testing.T) {
 	process, path := netnstest.Unshared(t, 100000, 65536)
 	n.Contain(process.Process.Pid, pods[0], container)
 	unshared(n, pods[0], 5000, 101337)
-	var all []sandbox.Process
-	n.Do(n.Processes(t.Context(), func(p sandbox.Process) { all = append(all, p) }))
+	byPod, err := n.Processes(t.Context())
+	n.Do(err)
+	all := byPod[pods[0]]
 	users, own, err := netnstest.Open(t, path).Users()
 	n.Do(err)
 	ids, known := sandbox.IDsOf(users, all)

@@ -15,8 +15,6 @@ package sandbox
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"net/netip"
 
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
@@ -104,15 +102,6 @@ func (p Places) FindAll(ctx context.Context, pods []Pod) map[string]Result {
 
 // Open opens the network namespace at a path of the node, as the runtime names it. It does not check whose it is.
 func (p Places) Open(path string) (*netns.Namespace, error) {
-	var failed error
-	for _, seen := range hostpath.Detect(p.Roots, p.Proc).Candidates(path) {
-		n, err := netns.Open(seen)
-		if err == nil {
-			return n, nil
-		}
-		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
-			failed = err
-		}
-	}
-	return nil, failed
+	n, _, err := openFirst(hostpath.Detect(p.Roots, p.Proc).Candidates(path), netns.Open)
+	return n, err
 }

@@ -162,11 +162,11 @@ func (w *sweep) open(path string) (*space, error) {
 
 // openFirst opens the first of the paths that leads to a namespace. If none does, the error is about a path to another kind
 // of file, if any.
-func (w *sweep) openFirst(paths []string) (sp *space, path string, err error) {
+func openFirst[T any](paths []string, open func(string) (*T, error)) (opened *T, path string, err error) {
 	for _, path = range paths {
-		sp, failed := w.open(path)
+		opened, failed := open(path)
 		if failed == nil {
-			return sp, path, nil
+			return opened, path, nil
 		}
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			err = failed
@@ -196,7 +196,7 @@ func (w *sweep) look(sp *space) error {
 
 // offer makes the namespace at the first of the paths a candidate of each search for addresses that it has.
 func (w *sweep) offer(paths []string, from Source) error {
-	sp, path, err := w.openFirst(paths)
+	sp, path, err := openFirst(paths, w.open)
 	if err != nil || !sp.isOpen() {
 		return err
 	}

@@ -98,11 +98,8 @@ func (c *Conn) Send(packet []byte, descriptor int) error {
 	}
 	var inner error
 	err := c.raw.Write(func(fd uintptr) bool {
-		inner = unexpected(int(fd))
-		if inner == nil {
-			inner = retry(func() error {
-				return unix.Sendmsg(int(fd), packet, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-			})
+		if inner = unexpected(int(fd)); inner == nil {
+			inner = unix.Sendmsg(int(fd), packet, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 		}
 		return true
 	})
@@ -112,13 +109,9 @@ func (c *Conn) Send(packet []byte, descriptor int) error {
 	return errors.Join(err, inner)
 }
 
-// unexpected looks whether there is something to receive.
+// unexpected looks whether there is something to receive. A call that does not wait is not interrupted (EINTR).
 func unexpected(fd int) error {
-	n := 0
-	err := retry(func() (err error) {
-		n, _, err = unix.Recvfrom(fd, make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		return err
-	})
+	n, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
 		return nil
@@ -128,14 +121,6 @@ func unexpected(fd int) error {
 		return io.EOF
 	}
 	return ErrWaiting
-}
-
-func retry(call func() error) error {
-	for {
-		if err := call(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
 }
 
 // Receive waits for a packet, until the read deadline. The descriptor is NoDescriptor or the caller's. The error is io.EOF at the end.

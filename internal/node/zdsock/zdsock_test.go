@@ -52,13 +52,6 @@ func receive(t *testing.T, c *zdsock.Conn) (text string, descriptor int, err err
 	return string(packet), descriptor, err
 }
 
-func openFiles(t *testing.T) int {
-	t.Helper()
-	files, err := os.ReadDir("/proc/self/fd")
-	check.OK(t, err)
-	return len(files)
-}
-
 func TestListen_File(t *testing.T) {
 	dir := filepath.Join(agenttest.SocketDir(t), "ztunnel")
 	path := filepath.Join(dir, "z.sock")
@@ -118,7 +111,7 @@ func TestConn_Packets(t *testing.T) {
 	ns, err := netns.Open(netnstest.New(t))
 	check.OK(t, err)
 	long := strings.Repeat("x", zdsock.MaxPacket)
-	before := openFiles(t) - 1 // without ns
+	before := netnstest.OpenFiles(t) - 1 // without ns
 	check.OK(t, agent.Send([]byte("first"), ns.FD()))
 	ns.Close() // the packet has its own reference
 	check.OK(t, agent.Send([]byte(long), zdsock.NoDescriptor))
@@ -134,7 +127,7 @@ func TestConn_Packets(t *testing.T) {
 	check.OK(t, err)
 	check.Equal(t, fd, zdsock.NoDescriptor)
 	check.Equal(t, text, long)
-	check.Equal(t, openFiles(t), before, "open files")
+	check.Equal(t, netnstest.OpenFiles(t), before, "open files")
 }
 
 func TestReceive_Refused(t *testing.T) {
@@ -155,13 +148,13 @@ func TestReceive_Refused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			agent, ztunnel := pair(t)
-			before := openFiles(t)
+			before := netnstest.OpenFiles(t)
 			_, _, err := ztunnel.WriteMsgUnix(c.packet, unix.UnixRights(c.descriptors...), nil)
 			check.OK(t, err)
 			if _, fd, err := receive(t, agent); err == nil || !strings.Contains(err.Error(), c.err) || fd != zdsock.NoDescriptor {
 				t.Errorf("got %d, %v", fd, err)
 			}
-			check.Equal(t, openFiles(t), before, "open files")
+			check.Equal(t, netnstest.OpenFiles(t), before, "open files")
 		})
 	}
 }

@@ -156,3 +156,11 @@ func WriteProgram(tb testing.TB, file string, content []byte) {
 		tb.Fatal(err)
 	}
 }
+
+// OpenFiles returns the number of open files of this process.
+func OpenFiles(tb testing.TB) int {
+	tb.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	check.OK(tb, err)
+	return len(files)
+}

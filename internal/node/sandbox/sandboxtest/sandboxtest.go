@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -100,6 +101,16 @@ func (n *Node) Adopt(process *exec.Cmd) (end func()) {
 	})
 	n.Cleanup(end)
 	return end
+}
+
+// StartAs starts a real process of this machine's network namespace in a container of a pod. It ends with the test.
+func (n *Node) StartAs(attr syscall.SysProcAttr, uid, container string) {
+	n.Helper()
+	process := exec.CommandContext(n.Context(), "sleep", "1000")
+	process.SysProcAttr = &attr
+	n.Do(process.Start())
+	n.Cleanup(func() { _ = process.Wait() })
+	n.Contain(process.Process.Pid, uid, container)
 }
 
 // Contain adds a real process to the procfs, in a container of a pod.
