@@ -332,6 +332,7 @@ func TestMessage_Bounds(t *testing.T) {
 		r.sends(nodeEvent(message))
 	}
 	sent := eventsOn(t, r.server)
+	slices.SortFunc(sent, func(a, b corev1.Event) int { return len(b.Message) - len(a.Message) })
 	for _, event := range sent[:2] {
 		if len(event.Message) > maxEventMessage || len(event.Message) < maxEventMessage-30 || !utf8.ValidString(event.Message) {
 			t.Errorf("a message of %d bytes, valid %v", len(event.Message), utf8.ValidString(event.Message))
