@@ -248,7 +248,7 @@ type network struct {
 	skipped []error
 }
 
-const maxConf = 1 << 20
+const maxConf = 4 << 20 // as the agent
 
 func (v *view) readNetwork(dir string) network {
 	n, unread := network{dir: dir, files: cniconf.Dir{}}, map[string]error{}
