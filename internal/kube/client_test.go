@@ -57,6 +57,7 @@ func TestRequest_FailureClasses(t *testing.T) {
 		{kubetest.Unauthorized, Unauthorized, false, ": unauthorized (401): Unauthorized"},
 		{kubetest.Forbidden, Forbidden, false, "forbidden (403): pods is forbidden"},
 		{kubetest.NotFound, NotFound, false, `: not found (404): daemonsets.apps "istio-cni-node" not found`},
+		{kubetest.UnauthorizedPage, Undecodable, true, "(401)"},
 		{kubetest.ForbiddenPage, Undecodable, true, "(403)"},
 		{kubetest.NotFoundPage, Undecodable, true, "(404)"},
 		{kubetest.UnknownPath, Rejected, false, "(404): the server could not find the requested resource"},

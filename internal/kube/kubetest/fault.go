@@ -30,8 +30,9 @@ const (
 	Redirect     Fault = "a redirect to another path"
 
 	// Error statuses from a server other than the API server.
-	ForbiddenPage Fault = "403 with a page of HTML"
-	NotFoundPage  Fault = "404 with a page of HTML"
+	UnauthorizedPage Fault = "401 with a page of HTML"
+	ForbiddenPage    Fault = "403 with a page of HTML"
+	NotFoundPage     Fault = "404 with a page of HTML"
 	// UnknownPath is the response of an API server that does not serve such a resource.
 	UnknownPath Fault = "404 about the path instead of the object"
 
@@ -58,13 +59,14 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		Unauthorized: verdict(http.StatusUnauthorized, "Unauthorized", "Unauthorized"),
 		Forbidden: verdict(http.StatusForbidden, "Forbidden",
 			`pods is forbidden: User "system:serviceaccount:istio-system:istio-cni" cannot get resource "pods"`),
-		NotFound:      func(w http.ResponseWriter, r *http.Request) { refuse(w, parsePath(r.URL.Path).notFound()) },
-		Conflict:      verdict(http.StatusConflict, "Conflict", "the object has been modified; please apply your changes to the latest version and try again"),
-		Gone:          verdict(http.StatusGone, "Expired", "too old resource version: 1 (2)"),
-		ForbiddenPage: page(http.StatusForbidden),
-		NotFoundPage:  page(http.StatusNotFound),
-		UnknownPath:   verdict(http.StatusNotFound, "NotFound", "the server could not find the requested resource"),
-		TooMany:       s.tooMany("too many requests, please try again later"),
+		NotFound:         func(w http.ResponseWriter, r *http.Request) { refuse(w, parsePath(r.URL.Path).notFound()) },
+		Conflict:         verdict(http.StatusConflict, "Conflict", "the object has been modified; please apply your changes to the latest version and try again"),
+		Gone:             verdict(http.StatusGone, "Expired", "too old resource version: 1 (2)"),
+		UnauthorizedPage: page(http.StatusUnauthorized),
+		ForbiddenPage:    page(http.StatusForbidden),
+		NotFoundPage:     page(http.StatusNotFound),
+		UnknownPath:      verdict(http.StatusNotFound, "NotFound", "the server could not find the requested resource"),
+		TooMany:          s.tooMany("too many requests, please try again later"),
 		Budget: s.tooMany("Cannot evict pod as it would violate the pod's disruption budget.", metav1.StatusCause{
 			Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget web needs 2 healthy pods and has 2 currently",
 		}),
