@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -135,6 +136,26 @@ func TestHandler_TimeBounded(t *testing.T) {
 	if o := cmdadd.Socket("x", 0, slog.New(slog.DiscardHandler)); o.Timeout <= agentapi.EventTimeout {
 		t.Errorf("the socket ends requests after %s, before the plugin does", o.Timeout)
 	}
+}
+
+// TestHandler_Concurrent: no pod waits for the enrolment of another one.
+func TestHandler_Concurrent(t *testing.T) {
+	const pods = 30
+	var together, clients sync.WaitGroup
+	together.Add(pods)
+	s := serve(t, func(context.Context, agentapi.Event) error {
+		together.Done()
+		together.Wait() // all are in Add at once
+		return nil
+	})
+	for range pods {
+		clients.Go(func() {
+			if err := agentapi.PostEvent(t.Context(), s.Dir, agentapi.Event{PodName: "p"}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	clients.Wait()
 }
 
 func TestSocket_OnlyRoot(t *testing.T) {
