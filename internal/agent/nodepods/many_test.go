@@ -10,6 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestDeletionsAreRateLimited: every pod of the node is broken, and its replacement may be broken, too.
@@ -32,6 +33,19 @@ func TestDeletionsAreRateLimited(t *testing.T) {
 		l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, n)
 	}
 	l.waitForStates(0, 0, 0, 0)
+}
+
+// TestValidatedPodsCostNothing: an agent that starts on a full node searches for no namespace of a validated pod.
+func TestValidatedPodsCostNothing(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	for i := range 9 {
+		p := podSpec{name: fmt.Sprint("web-", i), uid: fmt.Sprint(i), now: ended(0, agenttest.Start()), phase: "Running", proxy: running()}
+		l.set(p.at(fmt.Sprint("10.88.1.", i)))
+	}
+	l.run()
+	l.waitForStates(9, 0, 0, 0)
+	check.Equal(t, l.searches.Load(), 0, "searches")
 }
 
 // TestTheGaugeHasTheStateOfThePod through all changes of the pod.
