@@ -179,6 +179,23 @@ func refusing(dirs ...string) func(hostfs.Call) error {
 	}
 }
 
+// TestRun_ChangeDuringInstallation: what has been read already is watched. Without the event the next reconciliation would be much later.
+func TestRun_ChangeDuringInstallation(t *testing.T) {
+	t.Parallel()
+	n := newFixture(t, "10-bridge.conflist", conflist)
+	changed := make(chan struct{})
+	once := sync.OnceFunc(func() { n.put("sa/token", "token-2", 0o600); close(changed) })
+	n.disk.Before = func(c hostfs.Call) error {
+		if c.Name == "syncdir" && c.Path == n.path("net.d") {
+			once()
+		}
+		return nil
+	}
+	n.running(n.agent())
+	<-changed
+	n.until(n.asWanted)
+}
+
 // TestUninstall_ReportsEveryError refuses the removal of kubeconfigs and of a program directory.
 func TestUninstall_ReportsEveryError(t *testing.T) {
 	t.Parallel()
