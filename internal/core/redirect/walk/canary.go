@@ -93,6 +93,7 @@ func (n Namespace) comparisons() (all []comparison) {
 			continue
 		}
 		k := comparison{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
+		k.sources = k.live.sources()
 		k.list = k.canaries(links, n.Own)
 		all = append(all, k)
 	}
@@ -105,6 +106,8 @@ type comparison struct {
 
 	family       ruleset.Family
 	live, wanted *course
+	// sources are the networks that foreign nat rules match as a source: a hostile pod makes very many rules, which are searched once.
+	sources []netip.Prefix
 	// list has the canaries.
 	list []canary
 }
@@ -204,10 +207,8 @@ func (k comparison) accepts(c canary, r reading, arrives bool) bool {
 // of a container network behind the namespace.
 func (k comparison) leaves(r reading) bool {
 	to := r.to.Addr()
-	nested := func() bool {
-		return slices.ContainsFunc(k.live.sources(), func(n netip.Prefix) bool { return n.Contains(to) })
-	}
-	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.Own, to) && !nested()
+	nested := slices.ContainsFunc(k.sources, func(n netip.Prefix) bool { return n.Contains(to) })
+	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.Own, to) && !nested
 }
 
 // sources returns the networks of more than one address that foreign nat rules match as a source.
