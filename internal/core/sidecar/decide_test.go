@@ -144,7 +144,7 @@ func TestDecide(t *testing.T) {
 		{"a container istio-init", []change{also(sidecar.Container{Name: "istio-init"})}, sidecar.IstioInit, ""},
 		{"an init container istio-validation decides nothing", []change{also(sidecar.Container{Name: "istio-validation", Init: true})}, sidecar.Captured, ""},
 
-		{"DISABLE_ENVOY true", []change{env("DISABLE_ENVOY", "true")}, sidecar.EnvoyDisabled, ""},
+		{"DISABLE_ENVOY is any boolean of Go", []change{env("DISABLE_ENVOY", "T")}, sidecar.EnvoyDisabled, ""},
 		{"DISABLE_ENVOY false", []change{env("DISABLE_ENVOY", "false")}, sidecar.Captured, ""},
 		{"DISABLE_ENVOY that cannot be read", []change{env("DISABLE_ENVOY", "yes")}, sidecar.Captured, ""},
 		{"DISABLE_ENVOY by valueFrom", []change{env("DISABLE_ENVOY", "")}, sidecar.Captured, ""},
@@ -164,7 +164,7 @@ func TestDecide(t *testing.T) {
 		{"arguments of another command", []change{args("run", "router")}, sidecar.Captured, ""},
 		{"the role elsewhere", []change{args("--x", "proxy", "router")}, sidecar.Captured, ""},
 
-		{"label inject false", []change{injectLabel("false")}, sidecar.InjectDisabled, `label "false"`},
+		{"label inject is any boolean of Go", []change{injectLabel("F")}, sidecar.InjectDisabled, `label "F"`},
 		{"annotation inject false", []change{annotation(sidecar.InjectKey, "false")}, sidecar.InjectDisabled, `annotation "false"`},
 		{"label inject true", []change{injectLabel("true")}, sidecar.Captured, ""},
 		{"annotation inject true", []change{annotation(sidecar.InjectKey, "true")}, sidecar.Captured, ""},
