@@ -85,6 +85,7 @@ func TestRelay_Fails(t *testing.T) {
 		{"stale_socket", func(t *testing.T, dir string) { t.Helper(); _ = listen(t, dir).Close() }, "connection refused", agenttest.Generous},
 		{"answers_500", answering(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }), "it answers 500", agenttest.Generous},
 		{"never_answers", answering(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }), socketName, DefaultTimeout},
+		{"answers_without_end", answering(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 5<<20)) }), "unexpected EOF", agenttest.Generous},
 		{"never_accepts", func(t *testing.T, dir string) { t.Helper(); listen(t, dir) }, socketName, DefaultTimeout},
 	} {
 		t.Run(c.name, func(t *testing.T) { relayThrough(t, c.start, c.want, c.timeout) })
