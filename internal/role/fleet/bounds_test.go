@@ -2,8 +2,11 @@ package fleet
 
 import (
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
+
+	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -59,5 +62,19 @@ func TestAnswers_Bounds(t *testing.T) {
 	check.OK(t, all.add("n", []byte(one), 0, fitPod))
 	for _, full := range []answers[audit.Status]{{size: all.size}, {rows: all.rows}} {
 		check.Fails(t, full.add("n", []byte(one), 0, fitPod), "no room: all nodes have more than 64 MiB or 200000 rows")
+	}
+}
+
+// TestPolicies_Bounds: the cost of many policies does not grow with the square of their number.
+func TestPolicies_Bounds(t *testing.T) {
+	found := make([]networkingv1.NetworkPolicy, 3000)
+	for i := range found {
+		found[i].Spec.PodSelector.MatchLabels = map[string]string{"app": strconv.Itoa(i)}
+	}
+	var names []string
+	cost := allocated(func() { names = keptOut(found, hbone) })
+	check.Equal(t, len(names), len(found), "policies")
+	if cost>>20 > 16 {
+		t.Errorf("%d MiB were allocated", cost>>20)
 	}
 }

@@ -108,6 +108,7 @@ func TestDoctor_ForAmbient(t *testing.T) {
 		"peers only":                        {plane{policies: policies{{"shop", web, `,"ingress":[{"from":[{"namespaceSelector":{}},{"ipBlock":{"cidr":"0.0.0.0/0","except":["169.254.0.0/16"]}}]}]`}}}, nil, "! ambient-policies", "15008: none; probes: shop/p0"},
 		"another policy lets in":            {plane{policies: policies{{"shop", web, ""}, {"shop", web, letsIn}, {"other", "{}", ""}}}, nil, "! ambient-policies", "15008: other/p2; probes: other/p2"},
 		"one for all pods":                  {plane{policies: policies{{"shop", web, ""}, {"shop", "{}", letsIn}}}, nil, "", ""},
+		"one for all pods, no labels":       {plane{policies: policies{{"shop", web, ""}, {"shop", `{"matchLabels":{}}`, letsIn}}}, nil, "", ""},
 		"no access to policies":             {plane{}, []answer{no(networkPolicies)}, "! ambient-policies", "network policies could not be checked: Error from server (Forbidden)"},
 		"no access to webhooks":             {plane{}, []answer{no(hooks)}, "", ""},
 		"no access to pods":                 {plane{}, []answer{no(meshPods)}, "! ambient-versions, ! ambient-istiod, ! ambient-sidecars, ! ambient-injection", "could not be checked: the pods of namespace istio-system: Error from server (Forbidden)"},

@@ -3,9 +3,9 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
-	"reflect"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,25 +63,32 @@ func (f *fleet) policies(ctx context.Context) document.Check {
 	found = slices.DeleteFunc(found, func(p networkingv1.NetworkPolicy) bool {
 		return p.Namespace == "kube-system" || len(p.Spec.PolicyTypes) > 0 && !slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress)
 	})
-	without := func(lets func(networkingv1.NetworkPolicy) bool) (names []string) {
-		for _, p := range found {
-			if !slices.ContainsFunc(found, func(other networkingv1.NetworkPolicy) bool { return covers(other, p) && lets(other) }) {
-				names = append(names, p.Namespace+"/"+p.Name)
-			}
-		}
-		return names
-	}
-	keepOut, keepOutProbes := without(hbone), without(probes)
+	keepOut, keepOutProbes := keptOut(found, hbone), keptOut(found, probes)
 	if len(keepOut)+len(keepOutProbes) == 0 {
 		return result(name, document.OK, "", "no NetworkPolicy keeps out port 15008 or probes")
 	}
 	return result(name, document.Warn, remedy, "NetworkPolicies that keep out TCP port %d: %s; probes: %s", hbonePort, some(keepOut), some(keepOutProbes))
 }
 
-// covers reports whether a policy is for all pods of another one.
-func covers(p, other networkingv1.NetworkPolicy) bool {
-	all := reflect.DeepEqual(p.Spec.PodSelector, metav1.LabelSelector{})
-	return p.Namespace == other.Namespace && (all || reflect.DeepEqual(p.Spec.PodSelector, other.Spec.PodSelector))
+// keptOut returns the policies whose pods no policy lets something in for: none with the same selector, and none for all of the namespace.
+// It reads each policy once, because a cluster can have many.
+func keptOut(found []networkingv1.NetworkPolicy, lets func(networkingv1.NetworkPolicy) bool) (names []string) {
+	pods := func(namespace string, selector metav1.LabelSelector) [2]string {
+		text, _ := json.Marshal(selector) // it has texts only
+		return [2]string{namespace, string(text)}
+	}
+	in := map[[2]string]bool{}
+	for _, p := range found {
+		if lets(p) {
+			in[pods(p.Namespace, p.Spec.PodSelector)] = true
+		}
+	}
+	for _, p := range found {
+		if !in[pods(p.Namespace, metav1.LabelSelector{})] && !in[pods(p.Namespace, p.Spec.PodSelector)] {
+			names = append(names, p.Namespace+"/"+p.Name)
+		}
+	}
+	return names
 }
 
 // some names the first of some names, and "none".
