@@ -108,12 +108,16 @@ func (f *fleet) existing(ctx context.Context, flag, name, namespace, word string
 	return names
 }
 
-// namesOf returns the names in kubectl's output.
+// namesOf returns the names in kubectl's output: of objects behind their kind, of contexts alone, which can have a "/".
 func (f *fleet) namesOf(ctx context.Context, args ...string) (names []string, err error) {
 	text, err := f.kubectl(ctx, maxObjects, append(args, "-o", "name")...)
 	for line := range strings.Lines(string(text)) {
-		line = strings.TrimSpace(line)
-		names = append(names, line[strings.LastIndex(line, "/")+1:])
+		if line = strings.TrimSpace(line); args[0] == "get" {
+			_, line, _ = strings.Cut(line, "/")
+		}
+		if line != "" {
+			names = append(names, line)
+		}
 	}
 	return names, err
 }

@@ -73,7 +73,8 @@ func TestCompletion_Cluster(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, []answer{
 		{For: "--context=east get namespaces -o name", Out: "namespace/shop\nnamespace/shipping\nnamespace/other\n"},
-		{For: "get nodes -o name", Out: "node/n1\nnode/n2\n"},
+		{For: "get nodes -o name", Out: "node/n1\nnode/n2\n\n"},
+		{For: "config get-contexts -o name", Out: "arn:aws:eks:eu:1:cluster/prod\nkind\n"},
 		{For: "get pods -n shop -o name", Out: "pod/web-0\npod/web-1\npod/x\x1b[2J\n"},
 		{For: "get pods -o name", Out: "pod/mine\n"},
 		{For: "get deployments.apps -n shop -o name", Out: "deployment.apps/web\n"},
@@ -89,6 +90,8 @@ func TestCompletion_Cluster(t *testing.T) {
 		"--context east why -n sh":           "shop shipping",
 		"pods --context=east --namespace=sh": "--namespace=shop --namespace=shipping",
 		"doctor --node n":                    "n1 n2",
+		"doctor --node ":                     "n1 n2",
+		"pods --context ":                    "arn:aws:eks:eu:1:cluster/prod kind",
 		"why -n shop we":                     "web-0 web-1",
 		"why shop/":                          `shop/web-0 shop/web-1 shop/x\u001b[2J`,
 		"trace -n shop deploy/":              "deploy/web",
