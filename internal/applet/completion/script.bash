@@ -9,7 +9,10 @@ _@name@() {
     [[ $line == :* ]] || COMPREPLY+=("$line")
   done < <("${words[@]:0:skip}" __complete "${words[@]:skip}" 2>/dev/null)
   # bash replaces only what follows the sign.
-  [[ $word != *=* || $COMP_WORDBREAKS != *=* ]] || COMPREPLY=("${COMPREPLY[@]#"${word%%=*}"=}")
+  if [[ $word == *=* && $COMP_WORDBREAKS == *=* ]]; then
+    COMPREPLY=("${COMPREPLY[@]#"${word%%=*}"=}") word=${word#*=}
+  fi
+  [[ $word != *:* || $COMP_WORDBREAKS != *:* ]] || COMPREPLY=("${COMPREPLY[@]#"${word%:*}":}")
 }
 _@name@_alone() { _@name@ 1; }
 complete -F _@name@_alone @program@
