@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/applet"
@@ -36,6 +37,8 @@ func standIn(t *testing.T, answers []answer) (program string) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
 		name = filepath.Join(dir, name)
+		syscall.ForkLock.RLock() // else a command of another test holds the file open, and it cannot run: "text file busy"
+		defer syscall.ForkLock.RUnlock()
 		check.OK(t, os.WriteFile(name, []byte(text), mode))
 		return name
 	}
