@@ -68,6 +68,26 @@ func TestView_RulesOfOthersDiffer(t *testing.T) {
 	check.Equal(t, p.read(t, ruleset.IPv4).String(), again.String())
 }
 
+func TestLive_ChainsOfOtherTablesInOneOrder(t *testing.T) {
+	p := newPod(t)
+	names := strings.Split("a b c d e f g h i j k l m n o p q r s t u v w x y z", " ")
+	p.run(t, "table ip other {\nchain "+strings.Join(names, " {\n}\nchain ")+" {\n}\n}\n", "nft", "-f", "-")
+	p.do(t, func() (err error) {
+		s, err := nftables.Open()
+		check.OK(t, err)
+		v, err := s.Read(t.Context(), redirect.Sidecar())
+		check.OK(t, err)
+		live, err := v.Live(t.Context())
+		check.OK(t, err)
+		var got []string
+		for _, c := range live[0].Table("other").Chains {
+			got = append(got, c.Name)
+		}
+		check.Diff(t, "chains", names, got)
+		return s.Close()
+	})
+}
+
 // ofNft has rules that nft adds to the chains of iptables, each with the text that is read.
 var ofNft = []struct{ rule, want string }{
 	{"tcp dport 80 counter return", "-p tcp -m tcp --dport 80 -j RETURN"},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -115,7 +116,8 @@ func (t tables) rules(f ruleset.Family) (all []ruleset.Table) {
 // rules returns the rules of a table.
 func (t *table) rules(name string) ruleset.Table {
 	out := ruleset.Table{Name: name}
-	for shown, c := range t.chains {
+	for _, shown := range slices.Sorted(maps.Keys(t.chains)) {
+		c := t.chains[shown]
 		out.Chains = append(out.Chains, ruleset.Chain{
 			Name: shown, Policy: c.policy, Rules: slices.Clone(c.rules), Hook: c.hook, Handle: c.handle,
 		})
