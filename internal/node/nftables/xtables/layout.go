@@ -183,7 +183,9 @@ func targetLayouts(f ruleset.Family, target ruleset.Target) []layout {
 	case ruleset.CopyMark:
 		return connmarkTarget{0, ruleset.WholeMark(t.ConnectionMask), ruleset.WholeMark(t.PacketMask), 1 + bit(t.Restore, 1)}.layouts()
 	case ruleset.TProxy:
-		return []layout{pack("TPROXY", 1, tproxyTarget{Mask: ruleset.WholeMark(t.Mask), Mark: t.Mark, Port: portOf(t.Port)})}
+		if !t.Continues {
+			return []layout{pack("TPROXY", 1, tproxyTarget{Mask: ruleset.WholeMark(t.Mask), Mark: t.Mark, Port: portOf(t.Port)})}
+		}
 	case ruleset.Zone:
 		return []layout{pack("CT", 2, ctTarget{Zone: uint16(t)}), pack("CT", 1, ctTarget{Zone: uint16(t)})}
 	case ruleset.Reject:
