@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -246,6 +247,7 @@ func FuzzPod(f *testing.F) {
 	for _, document := range []string{
 		`{` + named + `,"spec":{"containers":[null]}}`, `{` + named + `,"spec":{"securityContext":{"runAsUser":"root"}}}`,
 		`[`, `null`, `{"kind":"Pod","apiVersion":"v1","metadata":{"na`, `{"kind":"Pod"}{"kind":"Pod"}`,
+		`{"kinD":"Pod","apiVersion":"v1","metadata":{"name":"cart","namespace":"shop"}}`,
 		`{"kind":"Pod","apiVersion":"v2","metadata":{"name":"cart","namespace":"shop"}}`,
 		`{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"shop"}}`, `{"kind":"Pod","apiVersion":"v1","metadata":{"name":"cart"}}`,
 	} {
@@ -254,8 +256,9 @@ func FuzzPod(f *testing.F) {
 	f.Fuzz(func(t *testing.T, document []byte) {
 		got, err := clientWith(document).Pod(t.Context(), PodRef{Namespace: "shop", Name: "cart"})
 		var pod corev1.Pod
-		isPod := utiljson.Unmarshal(document, &pod) == nil && pod.Kind == "Pod" && pod.APIVersion == "v1" &&
-			pod.Name == "cart" && pod.Namespace == "shop"
+		var kind metav1.TypeMeta // Kubernetes reads these keys in any case, and all others in their own
+		isPod := json.Unmarshal(document, &kind) == nil && kind == metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"} &&
+			utiljson.Unmarshal(document, &pod) == nil && pod.Name == "cart" && pod.Namespace == "shop"
 		if want := map[bool]Class{false: Undecodable}[isPod]; ClassOf(err) != want {
 			t.Fatalf("the API's types read the pod: %t; the client: %v", isPod, err)
 		}
