@@ -33,8 +33,8 @@ type ambientAgent struct {
 	events []string
 }
 
-// serveAmbient serves an agent that knows one pod, which ambient mode serves, and its event socket if enrol is set. The answer of enrol is
-// that of the agent. The pod's UID is not the runtime's, like a static pod's.
+// serveAmbient serves an agent that knows one pod of ambient mode. If enrol is set, it also serves the event socket, and enrol gives the
+// agent's answer there. The pod's UID is not the runtime's, like a static pod's.
 func serveAmbient(tb testing.TB, n *chaintest.Node, p chaintest.Pod, enrol http.Handler) *ambientAgent {
 	tb.Helper()
 	a := &ambientAgent{agent: serveAgent(tb, n, ambientStanza(nil))}

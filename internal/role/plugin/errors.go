@@ -26,7 +26,7 @@ var codes = []struct { //nolint:gochecknoglobals // a constant table
 	{types.ErrDecodingFailure, "the configuration on stdin, or prevResult in it, cannot be decoded"},
 	{types.ErrInvalidNetworkConfig, "the network has no name, or a key of the configuration is invalid and the pod is to be captured"},
 	{types.ErrInvalidNetNS, "CNI_NETNS is not a network namespace, or it is the node's own"},
-	{types.ErrTryAgainLater, "try again later: no answer about the pod by node agent or API server, no ambient enrolment, or time ran out"},
+	{types.ErrTryAgainLater, "try again later: no answer from the node agent or the API server, no ambient enrolment, or time ran out"},
 	{codeSettings, "the pod's annotations or securityContext are invalid: create the pod again with valid ones"},
 	{codeProgram, "the pod's network namespace could not be programmed: the details name what the kernel refused"},
 	{codeDifferent, "CHECK: the pod's network namespace differs from the wanted state"},

@@ -378,8 +378,8 @@ func (p Pod) Environ(command, path string) []string {
 	}
 }
 
-// Measured is Exec with the most memory that the program, or a process that it started, had, in kB. The kernel adds the memory of the
-// process that starts a program to it, so it is a new one and not that of the tests.
+// Measured is Exec, and also returns the peak memory, in kB, of the program or of a process that it started. The kernel counts the memory
+// of the parent process as well, so the parent is a small process and not the test's own.
 func (n *Node) Measured(command string, p Pod, input []byte) (memory, code int, stdout []byte) {
 	n.tb.Helper()
 	var out, size bytes.Buffer
